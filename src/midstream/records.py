@@ -1,0 +1,171 @@
+"""The values the core passes around.
+
+A *record* is kept as its SSE **frame**: the bytes `id: 7\\nevent: token\\ndata: {…}\\n\\n`, built once at append.  One
+object of about 140 bytes per token serves the journal and every reader; a parsed record would cost three times that
+and be encoded again per reader.  Seq, event and JSON are cut back out of the frame where a transport needs them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from midstream.wire import OPEN, Status
+
+Frame = bytes
+
+# What a frame costs beyond its bytes: the header of a bytes object and its pointer in the list.
+FRAME_OVERHEAD = 41
+
+
+class Record(NamedTuple):
+    """One journal entry.  `data` is compact JSON that carries `seq` again."""
+
+    seq: int
+    event: str
+    data: bytes
+
+    @property
+    def frame(self) -> Frame:
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (self.seq, self.event.encode(), self.data)
+
+    @classmethod
+    def of(cls, frame: Frame) -> Record:
+        """Cut a frame of ours back into its parts (not a parser for foreign SSE)."""
+        first = frame.index(b"\n")
+        second = frame.index(b"\n", first + 1)
+        return cls(int(frame[4:first]), frame[first + 8 : second].decode(), frame[second + 7 : -2])
+
+    def json(self) -> dict[str, Any]:
+        fields: dict[str, Any] = orjson.loads(self.data)
+        return fields
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Model output on its way into the journal: what one upstream chunk said about one choice.
+
+    `delta` is its text.  `more` holds, only when present: `reasoning`, `refusal` (text), `tool_calls` (list of raw
+    deltas), `choice` (index, when not 0), `logprobs`, `finish_reason` (where several choices are running), and
+    `upstream` (what else the upstream sent, under `chunk`, `choice`, `delta`).
+    """
+
+    delta: str
+    more: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Finish:
+    """How a generation ended by itself: the fields of the `done` record."""
+
+    finish_reason: str | None = None
+    usage: dict[str, Any] | None = None
+    more: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamMeta:
+    """What is known of a stream before its first record, and never changes.
+
+    `request` is JSON of what the first request asked (route and body), so that every rendering on every replica is a
+    pure function of it and the records.  `retain` and `abandon_after` are seconds; None: never abandoned.
+    """
+
+    stream_id: str
+    owner: str
+    model: str
+    created_at: float
+    retain: float
+    abandon_after: float | None = None
+    request: bytes = b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """A stream at one instant.  Times are seconds since 1970; `retained_bytes` is memory, overhead counted."""
+
+    meta: StreamMeta
+    status: Status
+    epoch: int
+    highest_seq: int
+    oldest_retained_seq: int
+    acked_seq: int
+    trimmed_seq: int
+    retained_bytes: int
+    last_access: float
+    ended_at: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status != OPEN
+
+    @property
+    def retained_records(self) -> int:
+        return self.highest_seq - self.oldest_retained_seq + 1
+
+
+class Page:
+    """Records after a position and the stream's state, of one instant.
+
+    `frames` are consecutive; `last_seq` is the seq of the last one (the position asked for when there are none).
+    A plain class, not a frozen dataclass: one is made per reader per wake-up.
+    """
+
+    __slots__ = ("frames", "highest_seq", "last_seq", "oldest_retained_seq", "status")
+
+    def __init__(
+        self, frames: list[Frame], last_seq: int, highest_seq: int, oldest_retained_seq: int, status: Status
+    ) -> None:
+        self.frames = frames
+        self.last_seq = last_seq
+        self.highest_seq = highest_seq
+        self.oldest_retained_seq = oldest_retained_seq
+        self.status = status
+
+    @property
+    def ends(self) -> bool:
+        """Whether the last record of this page is the terminal one."""
+        return self.status != OPEN and self.last_seq == self.highest_seq
+
+    def records(self) -> list[Record]:
+        return [Record.of(frame) for frame in self.frames]
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A tool call as far as its deltas have come.  `position` is the upstream's own `index`."""
+
+    position: int
+    id: str = ""
+    type: str = "function"
+    name: str = ""
+    arguments: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(slots=True)
+class Answer:
+    """The sum of one choice's deltas.  Text is UTF-8 in a bytearray: appending is amortised O(1), a byte per ASCII."""
+
+    text: bytearray = field(default_factory=bytearray)
+    reasoning: bytearray = field(default_factory=bytearray)
+    refusal: bytearray = field(default_factory=bytearray)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Fold:
+    """What is kept of dropped records: the answer they told, though readers can no longer have them one by one.
+
+    `upto` is the seq of the last record folded in.  `items` lists, for each output item in order, its kind and how many
+    delta events it made (event numbers of later items depend on it).  `complete` is False once even the fold had to go.
+    """
+
+    upto: int = 0
+    complete: bool = True
+    choices: dict[int, Answer] = field(default_factory=dict)
+    items: list[tuple[str, int]] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
