@@ -1,0 +1,119 @@
+"""The journal port: what every store of records does.  Language models are unknown to it.
+
+`memory.py` is the readable reference.  A back end is done when it passes `midstream.testing.journal_contract`,
+unchanged; what it cannot promise is a declared trait, not a skipped test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from midstream.records import Fold, Frame, Page, StreamMeta, StreamState
+from midstream.wire import SLICE_BYTES, SLICE_FRAMES, CancelReason
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a back end promises to survive, and who may share it."""
+
+    name: str
+    durable: bool  # records outlive the process that wrote them (I1)
+    shared: bool  # several processes may use the store at once
+
+
+class Created(NamedTuple):
+    """What `create` did: the stream, and whether it stood before under one of the names."""
+
+    state: StreamState
+    existed: bool
+
+
+class Snapshot(NamedTuple):
+    """Fold, retained frames and state, all of one instant.  The fold is the caller's to go on with."""
+
+    fold: Fold
+    frames: list[Frame]
+    state: StreamState
+
+
+class Journal(Protocol):
+    """The store of records.  Unless said otherwise a verb raises UnknownStream for a stream that does not exist, and
+    StoreUnavailable when the store does not answer; then nothing is known of what it did."""
+
+    traits: Traits
+
+    async def open(self) -> None:
+        """Make the store ready.  Streams whose writer is gone are ended `failed` `writer_lost` first.
+
+        Raises JournalInUse, JournalCorrupt.
+        """
+
+    async def close(self) -> None:
+        """Let go of the store.  Waits for what was appended; wakes every `wait`."""
+
+    async def create(self, meta: StreamMeta, frames: list[Frame], names: Sequence[str] = ()) -> Created:
+        """Begin a stream under epoch 1 with these records (its `start`), and bind the names to it.
+
+        Exactly one of several racing creates wins a name; the others get the winner's stream with `existed` set, and
+        nothing is created.  A name lives as long as its stream.  Raises OutOfSpace.
+        """
+
+    async def append(self, stream_id: str, frames: list[Frame], *, epoch: int, first_seq: int) -> None:
+        """Add consecutive records; on return they are kept as `traits` says, and readers are woken (R1–R4).
+
+        Raises StaleWriter, StreamEnded, OutOfSequence.  The batch that was appended last may be repeated unchanged.
+        """
+
+    async def read(self, stream_id: str, after: int, limit: int = SLICE_FRAMES, max_bytes: int = SLICE_BYTES) -> Page:
+        """Records after `after`, oldest first, at most `limit` and, past the first, at most `max_bytes`.
+
+        Records and state are of one instant.  Where the record after `after` is no longer retained the page is empty
+        and its `oldest_retained_seq` tells (R8).
+        """
+
+    async def wait(self, stream_id: str, after: int) -> None:
+        """Return once there may be something after `after`, at once if there is or the stream has ended or gone.
+
+        Level-triggered; may return for no reason.  Raises nothing for a stream that does not exist: the read will.
+        """
+
+    def wake(self, stream_id: str) -> None:
+        """Make every `wait` on this stream return."""
+
+    async def state(self, stream_id: str) -> StreamState:
+        """The stream's state now."""
+
+    async def snapshot(self, stream_id: str) -> Snapshot:
+        """Fold, every retained record and the state, of one instant."""
+
+    async def trim(self, stream_id: str, acked: int, floor: int | None) -> StreamState:
+        """Take an ack and drop what it lets go: at or below both `acked` and `floor`, the lowest connected reader (R6).
+
+        Also called with the ack of before when readers have moved.  Raises CursorAhead.
+        """
+
+    async def claim(self, stream_id: str) -> StreamState:
+        """Take over writing: raise the epoch, so that the writer before is refused (R2).  Raises StreamEnded."""
+
+    async def request_cancel(self, stream_id: str, reason: CancelReason) -> StreamState:
+        """Claim, append `cancelled`, wake: one step.  After the end it changes nothing and returns the state."""
+
+    async def touch(self, stream_id: str) -> None:
+        """Note an access, which pushes the grace period on (R10); cheap when one was noted lately."""
+
+    async def expire(self, stream_id: str) -> None:
+        """Forget the stream, its names and its fold.  Unknown streams are no error."""
+
+    async def sweep(self) -> list[str]:
+        """Forget what has expired, and finished streams past the total of bytes.  Returns the ids forgotten."""
+
+    async def find(self, name: str) -> str | None:
+        """The stream a name is bound to."""
+
+    async def list(self, owner: str) -> Sequence[StreamState]:
+        """The owner's streams, newest first."""
+
+    def retained_bytes(self) -> int:
+        """Bytes held for all streams, as last known (for metrics)."""

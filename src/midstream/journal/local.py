@@ -1,0 +1,214 @@
+"""What the journals of one process share: streams held in this process, by id and by name.
+
+`memory.py` adds nothing but lists of frames; `sqlite.py` writes a file before it counts a batch in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from midstream import rules
+from midstream.errors import OutOfSpace, UnknownStream
+from midstream.records import FRAME_OVERHEAD, Fold, Frame, Page, StreamMeta, StreamState
+from midstream.rules import Bounds, Counters
+from midstream.wire import OPEN
+
+# Dropped frames leave an empty one behind, and the list is cut when half of it is that: dropping one record from the
+# front of a long list each time would move the whole list each time.
+_COMPACT_AT = 64
+
+
+class Held:
+    """Bytes that all streams of a journal hold together, their frames and folds, and the bounds of each."""
+
+    __slots__ = ("bounds", "bytes")
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
+        self.bytes = 0
+
+
+class Log:
+    """One stream in memory: counters, the retained frames (`frames[head:]`), the fold, and who waits."""
+
+    __slots__ = ("counters", "fold", "fold_bytes", "frames", "head", "largest", "meta", "names", "total", "waiters")
+
+    def __init__(self, meta: StreamMeta, names: Sequence[str], total: Held) -> None:
+        self.meta = meta
+        self.total = total
+        total.bytes += len(meta.request)
+        self.fold_bytes = 0
+        self.names = tuple(names)
+        self.counters = Counters(last_access=meta.created_at)
+        self.fold = Fold()
+        self.frames: list[Frame] = []
+        self.head = 0
+        self.largest = 0
+        self.waiters: list[asyncio.Future[None]] = []
+
+    def append(self, frames: list[Frame], now: float, bounds: Bounds) -> None:
+        counters = self.counters
+        before = counters.retained_bytes
+        self.frames += frames
+        rules.appended(counters, frames, now)
+        self.total.bytes += counters.retained_bytes - before
+        self.largest = max(self.largest, max(map(len, frames)))
+        if (
+            counters.retained_bytes > bounds.max_stream_bytes // 2
+            or counters.highest - counters.oldest >= bounds.max_stream_records
+        ):
+            self._evict(bounds)
+
+    def _evict(self, bounds: Bounds) -> None:
+        # Again until it fits: the texts of what goes stay in the fold, and count.
+        while count := rules.evictable(self.counters, bounds, self._sizes(), self.fold_bytes):
+            self.drop(count, by_ack=False)
+
+    def _sizes(self) -> Iterator[int]:
+        return (len(self.frames[at]) + FRAME_OVERHEAD for at in range(self.head, len(self.frames)))
+
+    def _weigh_fold(self) -> None:
+        self.total.bytes -= self.fold_bytes
+        self.fold_bytes = rules.fold_bytes(self.fold)
+        self.total.bytes += self.fold_bytes
+
+    def held(self) -> int:
+        """Bytes of this stream in the total."""
+        return self.counters.retained_bytes + self.fold_bytes + len(self.meta.request)
+
+    def drop(self, count: int, *, by_ack: bool) -> None:
+        """Let the `count` oldest records go, into the fold (R9)."""
+        gone = self.frames[self.head : self.head + count]
+        rules.fold(self.fold, gone)
+        rules.shed_fold(self.fold, self.total.bounds)
+        self.total.bytes -= rules.weight(gone)
+        rules.dropped(self.counters, gone, by_ack=by_ack)
+        self._weigh_fold()
+        self.frames[self.head : self.head + count] = [b""] * count
+        self.head += count
+        if self.head > _COMPACT_AT and self.head * 2 > len(self.frames):
+            del self.frames[: self.head]
+            self.head = 0
+
+    def read(self, after: int, limit: int, max_bytes: int) -> Page:
+        counters = self.counters
+        begin = self.head + after + 1 - counters.oldest
+        frames = self.frames[begin : begin + limit] if begin >= self.head else []
+        if len(frames) * self.largest > max_bytes:
+            frames = within(frames, max_bytes)
+        return Page(frames, after + len(frames), counters.highest, counters.oldest, counters.status)
+
+    def retained(self) -> list[Frame]:
+        return self.frames[self.head :]
+
+    def state(self) -> StreamState:
+        return self.counters.state(self.meta)
+
+    def wake(self) -> None:
+        if self.waiters:
+            waiters, self.waiters = self.waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def wait(self, after: int) -> None:
+        if self.counters.highest > after or self.counters.status != OPEN:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self.waiters:
+                self.waiters.remove(waiter)
+            raise
+
+
+def within(frames: list[Frame], max_bytes: int) -> list[Frame]:
+    """The first of these frames, as many as fit into `max_bytes`, at least one."""
+    total = 0
+    for count, frame in enumerate(frames):
+        total += len(frame)
+        if total > max_bytes and count:
+            return frames[:count]
+    return frames
+
+
+AnyLog = TypeVar("AnyLog", bound=Log)
+
+
+class Local(Generic[AnyLog]):
+    """The verbs of the port that look no further than this process.  `clock` gives seconds since 1970."""
+
+    def __init__(self, clock: Callable[[], float], bounds: Bounds | None = None) -> None:
+        self._clock = clock
+        self._bounds = bounds or Bounds()
+        self._logs: dict[str, AnyLog] = {}
+        self._names: dict[str, AnyLog] = {}
+        self._total = Held(self._bounds)
+
+    def _log(self, stream_id: str) -> AnyLog:
+        log = self._logs.get(stream_id)
+        if log is None:
+            raise UnknownStream
+        return log
+
+    def _named(self, names: Sequence[str]) -> AnyLog | None:
+        """The stream that already has one of these names."""
+        return next((self._names[name] for name in names if name in self._names), None)
+
+    def _make_room(self) -> None:
+        """Finished streams go first, least recently used first; open ones are never evicted for a new one."""
+        limit = self._bounds.max_bytes
+        if self._total.bytes < limit:
+            return
+        for log in self._finished():
+            self._forget(log)
+            if self._total.bytes < limit:
+                return
+        raise OutOfSpace(f"open streams hold {self._total.bytes} bytes; the limit is {limit}", 10)
+
+    def _finished(self) -> list[AnyLog]:
+        finished = [log for log in self._logs.values() if log.counters.status != OPEN]
+        return sorted(finished, key=lambda log: log.counters.last_access)
+
+    def _forget(self, log: AnyLog) -> None:
+        del self._logs[log.meta.stream_id]
+        self._total.bytes -= log.held()
+        for name in log.names:
+            self._names.pop(name, None)
+        log.wake()
+
+    def _forget_stale(self) -> list[str]:
+        """Forget what has expired, and finished streams past the total of bytes."""
+        now, gone = self._clock(), []
+        for log in self._finished():
+            end = rules.expires_at(log.counters, log.meta.retain)
+            if (end is not None and end <= now) or self._total.bytes > self._bounds.max_bytes:
+                self._forget(log)
+                gone.append(log.meta.stream_id)
+        return gone
+
+    async def wait(self, stream_id: str, after: int) -> None:
+        if log := self._logs.get(stream_id):
+            await log.wait(after)
+
+    def wake(self, stream_id: str) -> None:
+        if log := self._logs.get(stream_id):
+            log.wake()
+
+    async def state(self, stream_id: str) -> StreamState:
+        return self._log(stream_id).state()
+
+    async def find(self, name: str) -> str | None:
+        log = self._names.get(name)
+        return log.meta.stream_id if log is not None and log.meta.stream_id in self._logs else None
+
+    async def list(self, owner: str) -> Sequence[StreamState]:
+        mine = [log.state() for log in self._logs.values() if log.meta.owner == owner]
+        return sorted(mine, key=lambda state: state.meta.created_at, reverse=True)
+
+    def retained_bytes(self) -> int:
+        return self._total.bytes

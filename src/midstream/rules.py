@@ -1,0 +1,309 @@
+"""The laws of a stream, without I/O.  Every journal keeps them; PROTOCOL.md states them for outsiders.
+
+R1  Sequence numbers are given out by append alone: 1, 2, 3, … with no gap.
+R2  One writer, under one epoch.  A claim raises the epoch; an append under an older one is refused, not merged.
+R3  An append names the number it begins at.  The last batch again, unchanged, is accepted and not written; anything
+    else that is not the next number is refused, naming the expected one.
+R4  Exactly one terminal record ends a stream, and nothing follows it.
+R5  Position N can be honoured if N >= oldest retained, or if N is where an ack trimmed to and N + 1 is retained next.
+    Above the highest nobody can have been: that is an error too.
+R6  An ack never moves back.  It drops what is at or below both it and every connected reader; never the terminal.
+R7  Past the bound of bytes or records the oldest are evicted.  That moves the oldest, not the trimmed position: who
+    stood below has lost something and must hear it.
+R8  A live reader at N is overtaken when N + 1 < oldest retained.
+R9  Dropped records go into the fold; the answer stays whole as long as the stream's bytes allow.
+R10 The grace period runs from the terminal record and is pushed on by access, at most RETAIN_CAP.  An open stream
+    never expires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from midstream.errors import CursorAhead, CursorExpired, OutOfSequence, StaleWriter, StreamEnded
+from midstream.records import FRAME_OVERHEAD, Answer, Fold, Frame, Record, StreamMeta, StreamState, ToolCall
+from midstream.wire import (
+    CANCELLED,
+    DONE,
+    FAILED,
+    OPEN,
+    RETAIN_CAP,
+    TERMINAL,
+    TOKEN,
+    TOUCH_EVERY,
+    Status,
+)
+
+
+@dataclass(slots=True)
+class Counters:
+    """The numbers of one stream that its laws speak of; a journal keeps one per stream."""
+
+    status: Status = OPEN
+    epoch: int = 1
+    highest: int = 0
+    oldest: int = 1
+    acked: int = 0
+    trimmed: int = 0
+    retained_bytes: int = 0
+    last_access: float = 0.0
+    ended_at: float | None = None
+    last_batch: list[Frame] = field(default_factory=list)
+
+    def state(self, meta: StreamMeta) -> StreamState:
+        return StreamState(
+            meta=meta,
+            status=self.status,
+            epoch=self.epoch,
+            highest_seq=self.highest,
+            oldest_retained_seq=self.oldest,
+            acked_seq=self.acked,
+            trimmed_seq=self.trimmed,
+            retained_bytes=self.retained_bytes,
+            last_access=self.last_access,
+            ended_at=self.ended_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a journal may hold (PROTOCOL.md, "Bounds").  Bytes are memory, overhead counted."""
+
+    max_stream_bytes: int = 8 * 1024 * 1024
+    max_stream_records: int = 100_000
+    max_bytes: int = 1024 * 1024 * 1024
+
+
+def event_of(frame: Frame) -> str:
+    """The event of a frame, without cutting out the rest."""
+    start = frame.index(b"\n") + 8
+    return frame[start : frame.index(b"\n", start)].decode()
+
+
+_ENDINGS: dict[str, Status] = {DONE: "done", FAILED: "failed", CANCELLED: "cancelled"}
+
+
+def status_after(frame: Frame) -> Status:
+    """What a stream is once this is its newest record."""
+    # Tokens are nearly all there is; their event stands right after the id line.
+    if frame.find(b"\nevent: token\n", 4, 38) > 0:
+        return OPEN
+    return _ENDINGS.get(event_of(frame), OPEN)
+
+
+def admit(counters: Counters, frames: list[Frame], epoch: int, first_seq: int) -> bool:
+    """May this batch be appended?  False: it is the last one again, already written (R3).
+
+    Raises StaleWriter, StreamEnded, OutOfSequence (R2, R4, R3, checked in this order).
+    """
+    if epoch != counters.epoch:
+        raise StaleWriter(counters.epoch)
+    expected = counters.highest + 1
+    if first_seq == expected and counters.status == OPEN:
+        return True
+    if frames and first_seq + len(frames) == expected and frames == counters.last_batch:
+        return False
+    if counters.status != OPEN:
+        raise StreamEnded(f"the stream is {counters.status}")
+    raise OutOfSequence(expected, first_seq)
+
+
+def appended(counters: Counters, frames: list[Frame], now: float) -> None:
+    """Count an admitted batch in."""
+    counters.highest += len(frames)
+    counters.last_batch = frames
+    counters.retained_bytes += weight(frames)
+    status = status_after(frames[-1])
+    if status != OPEN:
+        counters.status = status
+        counters.ended_at = counters.last_access = now
+
+
+def weight(frames: Iterable[Frame]) -> int:
+    """Bytes of memory these frames hold."""
+    return sum(len(frame) + FRAME_OVERHEAD for frame in frames)
+
+
+def honour(state: StreamState | Counters, position: int) -> None:
+    """May a reader go on from here (R5)?  Raises CursorExpired, then CursorAhead."""
+    if isinstance(state, StreamState):
+        oldest, trimmed, highest = state.oldest_retained_seq, state.trimmed_seq, state.highest_seq
+    else:
+        oldest, trimmed, highest = state.oldest, state.trimmed, state.highest
+    if position < oldest and not (position == trimmed and oldest == position + 1):
+        raise CursorExpired(oldest)
+    if position > highest:
+        raise CursorAhead(highest)
+
+
+def overtaken(position: int, oldest: int) -> bool:
+    """Has a live reader lost a record it has not been given (R8)?"""
+    return position + 1 < oldest
+
+
+def ack(counters: Counters, seq: int) -> None:
+    """Take a reader's confirmation (R6).  Raises CursorAhead above the highest seq."""
+    if seq > counters.highest:
+        raise CursorAhead(counters.highest)
+    counters.acked = max(counters.acked, seq)
+
+
+def trimmable(counters: Counters, floor: int | None) -> int:
+    """Up to which seq an ack lets records go, given the lowest position of any connected reader (R6).
+
+    The caller drops records up to there and then calls `dropped`; below `oldest` there is nothing to drop.
+    """
+    upto = counters.acked if floor is None else min(counters.acked, floor)
+    return min(upto, counters.highest - 1) if counters.status != OPEN else upto
+
+
+def evictable(counters: Counters, bounds: Bounds, sizes: Iterable[int], extra: int = 0) -> int:
+    """How many of the oldest records must go (R7).  `sizes` are their bytes, oldest first; the newest always stays.
+
+    `extra` is what the stream holds besides records: its fold.
+    """
+    held = counters.highest - counters.oldest + 1
+    excess_records = held - bounds.max_stream_records
+    excess_bytes = counters.retained_bytes + extra - bounds.max_stream_bytes
+    gone = 0
+    for size in sizes:
+        if (gone >= excess_records and excess_bytes <= 0) or gone >= held - 1:
+            break
+        gone += 1
+        excess_bytes -= size
+    return gone
+
+
+def dropped(counters: Counters, frames: list[Frame], *, by_ack: bool) -> None:
+    """Count the oldest records out."""
+    counters.oldest += len(frames)
+    counters.retained_bytes -= weight(frames)
+    if by_ack:
+        counters.trimmed = counters.oldest - 1
+
+
+def touch_due(counters: Counters, retain: float, now: float) -> bool:
+    """Should this access be written down (R10)?  Short grace periods are pushed on more often than once a minute."""
+    return now - counters.last_access >= min(TOUCH_EVERY, retain / 10)
+
+
+def expires_at(counters: Counters, retain: float) -> float | None:
+    """When an ended stream is forgotten, in seconds since 1970; None while it is open (R10)."""
+    if counters.ended_at is None:
+        return None
+    return min(counters.last_access + retain, counters.ended_at + RETAIN_CAP)
+
+
+# --- the fold (R9) ---------------------------------------------------------------------------------------------------
+
+
+def fold(into: Fold, frames: Iterable[Frame]) -> None:
+    """Add records, in order, to what is kept of the dropped ones.  Records folded before are passed over."""
+    for frame in frames:
+        record = Record.of(frame)
+        if record.seq <= into.upto:
+            continue
+        if record.event == TOKEN and into.complete:
+            _fold_token(into, record.json())
+        elif record.event in TERMINAL:
+            _fold_end(into, record)
+        into.upto = record.seq
+
+
+def _fold_token(into: Fold, data: dict[str, Any]) -> None:
+    choice = data.get("choice", 0)
+    answer = into.choices.get(choice)
+    if answer is None:
+        answer = into.choices[choice] = Answer()
+    if reasoning := data.get("reasoning"):
+        answer.reasoning += reasoning.encode()
+        _count(into, choice, "reasoning")
+    if delta := data.get("delta"):
+        answer.text += delta.encode()
+        _count(into, choice, "text")
+    if refusal := data.get("refusal"):
+        answer.refusal += refusal.encode()
+        _count(into, choice, "refusal")
+    calls = data.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, dict):  # deltas are the upstream's own: nothing in them may stop a journal
+            _count(into, choice, f"call:{_fold_call(answer, call)}")
+    if finish := data.get("finish_reason"):
+        answer.finish_reason = finish
+
+
+def _fold_call(answer: Answer, delta: dict[str, Any]) -> int:
+    """Merge a tool-call delta and return the call's place in the answer.
+
+    Some servers give every parallel call index 0: a delta with an id belongs to the call of that id at its index or
+    begins a new one, and one without an id belongs to the newest call at its index.
+    """
+    index, call_id = delta.get("index"), _text(delta.get("id"))
+    position = index if isinstance(index, int) else 0
+    place = _place_of(answer.tool_calls, position, call_id)
+    if place is None:
+        answer.tool_calls.append(ToolCall(position))
+        place = len(answer.tool_calls) - 1
+    call, function = answer.tool_calls[place], delta.get("function")
+    call.id = call_id or call.id
+    call.type = _text(delta.get("type")) or call.type
+    if isinstance(function, dict):
+        call.name = _text(function.get("name")) or call.name
+        arguments = function.get("arguments")
+        call.arguments += orjson.dumps(arguments) if isinstance(arguments, dict) else _text(arguments).encode()
+    return place
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _place_of(calls: list[ToolCall], position: int, call_id: str) -> int | None:
+    """Where the call is that a delta goes on with; None when it begins one."""
+    newest = True
+    for place in reversed(range(len(calls))):
+        call = calls[place]
+        if call.position != position:
+            continue
+        if call.id == call_id or (newest and not (call_id and call.id)):
+            return place
+        newest = False
+    return None
+
+
+def _count(into: Fold, choice: int, kind: str) -> None:
+    if choice != 0:  # Output items are numbered for the first choice alone: Responses has no others.
+        return
+    for at, (known, deltas) in enumerate(into.items):
+        if known == kind:
+            into.items[at] = (kind, deltas + 1)
+            return
+    into.items.append((kind, 1))
+
+
+def _fold_end(into: Fold, record: Record) -> None:
+    data = record.json()
+    into.error, into.usage = data.get("error"), data.get("usage")
+    if finish := data.get("finish_reason"):
+        into.choices.setdefault(0, Answer()).finish_reason = finish
+
+
+def fold_bytes(kept: Fold) -> int:
+    """Bytes of memory the fold holds, about: texts exactly, 256 per answer and per tool call."""
+    total = 0
+    for answer in kept.choices.values():
+        total += 256 + len(answer.text) + len(answer.reasoning) + len(answer.refusal)
+        total += sum(256 + len(call.arguments) + len(call.name) + len(call.id) for call in answer.tool_calls)
+    return total
+
+
+def shed_fold(kept: Fold, bounds: Bounds) -> None:
+    """Let the fold's texts go when they alone take half of the stream's bytes; `complete` then says so."""
+    if kept.complete and fold_bytes(kept) > bounds.max_stream_bytes // 2:
+        kept.complete = False
+        kept.choices.clear()
+        kept.items.clear()
