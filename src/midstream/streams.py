@@ -1,0 +1,378 @@
+"""Streams: open · follow · ack · cancel · state.  What every transport calls, and all it calls.
+
+The rest of this file is what keeps streams within their promises: whose they are (I9), how many (I5), who still reads
+(acks, abandonment), and a pulse, once a second or so, that serves all readers at once instead of a timer per reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from midstream import rules
+from midstream.codec import native
+from midstream.errors import ShuttingDown, TooManyStreams, UnknownStream, WrongStream
+from midstream.follow import Follow
+from midstream.journal.base import Journal
+from midstream.records import Fold, StreamMeta, StreamState
+from midstream.wire import OPEN, SEND_STALL, SWEEP_EVERY, CancelReason
+from midstream.writer import Producer, Writer
+
+_log = logging.getLogger("midstream")
+
+# A fold of many records is made in steps: one step is about 2 ms of the loop.
+_FOLD_STEP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one process.  Times in seconds."""
+
+    max_streams: int = 10_000
+    max_streams_per_owner: int = 1_000
+    heartbeat: float = 15.0
+    retain: float = 600.0
+    abandon_after: float | None = None
+
+
+class Answer(NamedTuple):
+    """The whole answer so far: every record folded, and the state of that instant."""
+
+    fold: Fold
+    state: StreamState
+
+
+class Opened(NamedTuple):
+    """A stream that was opened, or that stood under one of its names before."""
+
+    state: StreamState
+    existed: bool
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the process started, for metrics.  Plain integers: nothing is observed on the hot path."""
+
+    opened: int = 0
+    delivered: int = 0
+    resumed: dict[str, int] = field(default_factory=dict)
+    stalled: int = 0
+
+
+class Streams:
+    """All streams of one process.  `clock` gives seconds since 1970; `on_end` hears of each writer that stopped."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        clock: Callable[[], float],
+        limits: Limits | None = None,
+        on_end: Callable[[Writer], None] | None = None,
+    ) -> None:
+        self.journal = journal
+        self.limits = limits or Limits()
+        self.totals = Totals()
+        self.writers: dict[str, Writer] = {}
+        self.readers: dict[str, set[Follow]] = {}
+        self._clock = clock
+        self._on_end = on_end
+        self._open_now = 0
+        self._owned: dict[str, int] = {}
+        self._retrim: set[str] = set()
+        self._opening: set[asyncio.Future[Opened]] = set()
+        self._draining = False
+        self._pulse: asyncio.Task[None] | None = None
+        self._swept_at = 0.0
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the journal and begin the pulse.  Raises JournalInUse, JournalCorrupt."""
+        await self.journal.open()
+        self._swept_at = self._clock()
+        self._pulse = asyncio.create_task(self._beat_for_ever(), name="pulse")
+
+    async def drain(self, seconds: float) -> None:
+        """Open nothing more, let what is open end by itself for so long, then end it as `cancelled` `shutdown`."""
+        self._draining = True
+        writers = [writer.join() for writer in self.writers.values()]
+        if writers:
+            await asyncio.wait([asyncio.ensure_future(join) for join in writers], timeout=seconds)
+        for stream_id in list(self.writers):
+            await self._cancel(stream_id, "shutdown")
+
+    async def close(self) -> None:
+        """Stop writers and readers and let go of the journal.  Streams that were not drained stay open in it."""
+        self._draining = True
+        if self._pulse is not None:
+            self._pulse.cancel()
+            await asyncio.wait([self._pulse])
+        writers = list(self.writers.values())
+        for writer in writers:
+            writer.stop()
+        for writer in writers:
+            await writer.join()
+        for follow in [follow for readers in self.readers.values() for follow in readers]:
+            follow.interrupt()
+        await self.journal.close()
+
+    # --- verbs ------------------------------------------------------------------------------------------------------
+
+    async def open(
+        self,
+        owner: str,
+        model: str,
+        produce: Callable[[], Producer],
+        *,
+        request: bytes = b"{}",
+        names: Sequence[str] = (),
+        abandon_after: float | None = None,
+    ) -> Opened:
+        """Begin a generation, or find the stream that has one of the names already.
+
+        Its reader or the lack of one does not matter to it (I6), nor that the caller is cancelled meanwhile: a stream
+        that was created has its writer.  Raises TooManyStreams, OutOfSpace, ShuttingDown.
+        """
+        opening = asyncio.ensure_future(self._open(owner, model, produce, request, names, abandon_after))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
+        return await asyncio.shield(opening)
+
+    async def _open(
+        self,
+        owner: str,
+        model: str,
+        produce: Callable[[], Producer],
+        request: bytes,
+        names: Sequence[str],
+        abandon_after: float | None,
+    ) -> Opened:
+        for name in names:  # A retry finds its stream even where a new one would be one too many.
+            if (known := await self.journal.find(name)) is not None:
+                return Opened(await self.journal.state(known), existed=True)
+        self._admit(owner)
+        meta = StreamMeta(
+            stream_id=secrets.token_hex(16),
+            owner=owner,
+            model=model,
+            created_at=self._clock(),
+            retain=self.limits.retain,
+            abandon_after=abandon_after if abandon_after is not None else self.limits.abandon_after,
+            request=request,
+        )
+        self._count(owner, 1)
+        try:
+            created = await self.journal.create(meta, [native.start(meta.stream_id, model)], names)
+        except BaseException:
+            self._count(owner, -1)
+            raise
+        if created.existed:
+            self._count(owner, -1)
+            return Opened(created.state, existed=True)
+        self.totals.opened += 1
+        writer = Writer(self.journal, self._clock, meta, created.state.epoch, 2, produce())
+        self.writers[meta.stream_id] = writer
+        writer.start(self._ended)
+        return Opened(created.state, existed=False)
+
+    def _admit(self, owner: str) -> None:
+        if self._draining:
+            raise ShuttingDown("this process is shutting down; try again")
+        open_now = self._open_now
+        if open_now >= self.limits.max_streams:
+            raise TooManyStreams(
+                f"{open_now} streams are open here; the limit is {self.limits.max_streams}", 5
+            )
+        mine = self._owned.get(owner, 0)
+        if mine >= self.limits.max_streams_per_owner:
+            limit = self.limits.max_streams_per_owner
+            raise TooManyStreams(f"{mine} of your streams are open here; the limit is {limit}", 5)
+
+    def _count(self, owner: str, change: int) -> None:
+        self._open_now += change
+        count = self._owned.get(owner, 0) + change
+        if count:
+            self._owned[owner] = count
+        else:
+            del self._owned[owner]
+
+    def _ended(self, writer: Writer) -> None:
+        del self.writers[writer.meta.stream_id]
+        self._count(writer.meta.owner, -1)
+        if self._on_end is not None:
+            self._on_end(writer)
+
+    async def find(self, name: str) -> str | None:
+        """The stream that has this name, if any."""
+        return await self.journal.find(name)
+
+    async def owned(self, stream_id: str, owner: str) -> StreamState:
+        """The state of the owner's stream.  Raises UnknownStream for another's too (I9)."""
+        state = await self.journal.state(stream_id)
+        if state.meta.owner != owner:
+            raise UnknownStream
+        return state
+
+    async def follow(
+        self,
+        stream_id: str,
+        owner: str,
+        after: int,
+        *,
+        of: str | None = None,
+        abort: Callable[[], None] | None = None,
+    ) -> Follow | None:
+        """A reader of everything after `after`; None when that is the terminal record's position: all is read.
+
+        `of` is the stream the position was given out for.  Checked in this order: WrongStream, UnknownStream,
+        CursorExpired, CursorAhead (R5).  The caller calls `leave` when its reader has gone.
+        """
+        if of is not None and of != stream_id:
+            raise WrongStream
+        state = await self.owned(stream_id, owner)
+        rules.honour(state, after)
+        if state.ended and after == state.highest_seq:
+            self._resumed("at the end")
+            return None
+        if after:
+            self._resumed("live" if state.status == OPEN else "replay")
+        follow = Follow(self.journal, stream_id, after, abort)
+        self.readers.setdefault(stream_id, set()).add(follow)
+        await self._seen(stream_id)
+        return follow
+
+    def _resumed(self, outcome: str) -> None:
+        self.totals.resumed[outcome] = self.totals.resumed.get(outcome, 0) + 1
+
+    def leave(self, follow: Follow) -> None:
+        """A reader has gone; its stream goes on."""
+        self.totals.delivered += follow.position - follow.first
+        readers = self.readers.get(follow.stream_id)
+        if readers is not None:
+            readers.discard(follow)
+            if not readers:
+                del self.readers[follow.stream_id]
+        if writer := self.writers.get(follow.stream_id):
+            writer.last_seen = self._clock()
+
+    async def ack(self, stream_id: str, owner: str, seq: int) -> StreamState:
+        """Let go of what is at or below `seq` and below every connected reader (R6).  Raises CursorAhead."""
+        await self.owned(stream_id, owner)
+        state = await self.journal.trim(stream_id, seq, self.lowest(stream_id))
+        if state.trimmed_seq < state.acked_seq:
+            self._retrim.add(stream_id)
+        await self._seen(stream_id)
+        return state
+
+    def lowest(self, stream_id: str) -> int | None:
+        """The lowest position of any reader connected here; None without one."""
+        return min((follow.position for follow in self.readers.get(stream_id, ())), default=None)
+
+    async def cancel(self, stream_id: str, owner: str) -> StreamState:
+        """End the generation as `cancelled` `client`; after the end it changes nothing."""
+        await self.owned(stream_id, owner)
+        return await self._cancel(stream_id, "client")
+
+    async def _cancel(self, stream_id: str, reason: CancelReason) -> StreamState:
+        state = await self.journal.request_cancel(stream_id, reason)
+        if writer := self.writers.get(stream_id):
+            writer.outcome = state.status
+            writer.stop()
+        return state
+
+    async def state(self, stream_id: str, owner: str) -> StreamState:
+        """The state now; asking for it counts as a sign of life of the reader."""
+        state = await self.owned(stream_id, owner)
+        await self._seen(stream_id)
+        return state
+
+    async def answer(self, stream_id: str, owner: str) -> Answer:
+        """The whole answer so far, taken at one instant."""
+        await self.owned(stream_id, owner)
+        fold, frames, state = await self.journal.snapshot(stream_id)
+        await self._seen(stream_id)
+        for at in range(0, len(frames), _FOLD_STEP):
+            rules.fold(fold, frames[at : at + _FOLD_STEP])
+            await asyncio.sleep(0)
+        return Answer(fold, state)
+
+    async def list(self, owner: str) -> Sequence[StreamState]:
+        """The owner's streams, newest first."""
+        return await self.journal.list(owner)
+
+    async def forget(self, stream_id: str, owner: str) -> None:
+        """Cancel, and drop all there is of it."""
+        await self.owned(stream_id, owner)
+        await self._cancel(stream_id, "client")
+        await self.journal.expire(stream_id)
+
+    async def _seen(self, stream_id: str) -> None:
+        if writer := self.writers.get(stream_id):
+            writer.last_seen = self._clock()
+        await self.journal.touch(stream_id)
+
+    # --- the pulse --------------------------------------------------------------------------------------------------
+
+    async def _beat_for_ever(self) -> None:
+        period = min(1.0, self.limits.heartbeat / 4)
+        while True:
+            await asyncio.sleep(period)
+            try:
+                await self.pulse(period)
+            except Exception:  # one failed beat must not stop heartbeats for everybody
+                _log.exception("the pulse failed; it goes on")
+
+    async def pulse(self, elapsed: float) -> None:
+        """One beat, `elapsed` seconds after the one before: heartbeats, stalls, late trims, abandonment, the sweep."""
+        for readers in list(self.readers.values()):
+            for follow in list(readers):
+                self._attend(follow, elapsed)
+        for stream_id in list(self._retrim):
+            await self._trim_again(stream_id)
+        now = self._clock()
+        for writer in list(self.writers.values()):
+            await self._abandon(writer, now)
+        if now - self._swept_at >= SWEEP_EVERY:
+            self._swept_at = now
+            gone = await self.journal.sweep()
+            if gone:
+                _log.debug("%d streams expired", len(gone))
+
+    def _attend(self, follow: Follow, elapsed: float) -> None:
+        if follow.position != follow.seen:
+            follow.seen, follow.still = follow.position, 0.0
+            return
+        follow.still += elapsed
+        if follow.waiting:
+            if follow.still >= self.limits.heartbeat:
+                follow.still = 0.0
+                follow.beat()
+        elif follow.still >= SEND_STALL:
+            self.totals.stalled += 1
+            follow.interrupt()
+            if follow.abort is not None:
+                follow.abort()
+
+    async def _trim_again(self, stream_id: str) -> None:
+        """Readers have moved since an ack: what it could not let go then may go now."""
+        try:
+            state = await self.journal.state(stream_id)
+            state = await self.journal.trim(stream_id, state.acked_seq, self.lowest(stream_id))
+        except UnknownStream:
+            self._retrim.discard(stream_id)
+            return
+        ended_above = state.ended and state.trimmed_seq >= state.highest_seq - 1
+        if state.trimmed_seq >= state.acked_seq or ended_above:
+            self._retrim.discard(stream_id)
+
+    async def _abandon(self, writer: Writer, now: float) -> None:
+        """Nobody has read, polled or asked for too long: stop paying for it (I6)."""
+        stream_id, limit = writer.meta.stream_id, writer.meta.abandon_after
+        if stream_id in self.readers:
+            writer.last_seen = now
+        elif limit is not None and now - writer.last_seen >= limit:
+            await self._cancel(stream_id, "abandoned")
