@@ -1,0 +1,175 @@
+"""The composition root: settings in, one ASGI application out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route, Router
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from midstream.journal import open_journal
+from midstream.producers.sources import upstreams
+from midstream.server.auth import Gate, Keys, is_loopback, read_keys
+from midstream.server.guard import Guard
+from midstream.server.observe import Observer
+from midstream.server.settings import Settings, upstream_keys
+from midstream.streams import Streams
+from midstream.transports.http import header, json_response, query
+from midstream.transports.native import NativeApi, Sources
+from midstream.transports.openapi import describe
+from midstream.wire import SESSION_COOKIE, SESSION_TERM
+
+_log = logging.getLogger("midstream")
+
+# The page loads nothing from elsewhere and no other page may frame it.
+_CSP = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+_PAGE_HEADERS = {
+    "content-security-policy": _CSP,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+class Gateway:
+    """A gateway made from settings.  An ASGI application; `start` and `stop` around its use.
+
+    `sources` stand in for the upstreams of the settings: a test's own, say.
+    Raises ValueError for settings that contradict each other, OSError for files that cannot be read.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        environ: Mapping[str, str],
+        clock: Callable[[], float] = time.time,
+        sources: Sources | None = None,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.keys = read_keys(settings.keys_file) if settings.keys_file else Keys()
+        if self.keys.open and not settings.insecure and not is_loopback(settings.host):
+            raise ValueError(
+                f"--host {settings.host} would let anyone in: give --keys-file, or --insecure if that is meant"
+            )
+        self.observer = Observer(clock)
+        self.journal = open_journal(settings.journal, clock, settings.bounds)
+        self.streams = Streams(self.journal, clock, settings.limits, self.observer.ended)
+        self.observer.watch(self.streams)
+        self.upstreams = upstreams(
+            settings.upstream, upstream_keys(environ, len(settings.upstream)), settings.upstream_limits
+        )
+        self.sources: Sources = self.upstreams if sources is None else sources
+        self.ready = False
+        self.app: ASGIApp = self._guarded()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+    async def start(self) -> None:
+        """Open the journal.  Raises JournalInUse, JournalCorrupt."""
+        await self.streams.start()
+        self.ready = True
+
+    async def drain(self) -> None:
+        """Nothing new; let open streams finish for `--drain` seconds, then end them as `cancelled` `shutdown`."""
+        self.ready = False
+        await self.streams.drain(self.settings.drain)
+
+    async def stop(self) -> None:
+        """Let go of journal and upstreams."""
+        self.ready = False
+        await self.streams.close()
+        await self.upstreams.close()
+
+    def reload_keys(self) -> None:
+        """Read the keys file again.  A file that is not good changes nothing: the keys before stay in force."""
+        if self.settings.keys_file is None:
+            return
+        try:
+            self.keys = read_keys(self.settings.keys_file)
+        except (OSError, ValueError) as error:
+            _log.error("keys not re-read, the ones before stay: %s", error)
+        else:
+            _log.info("keys re-read")
+
+    # --- routes -----------------------------------------------------------------------------------------------------
+
+    def _guarded(self) -> ASGIApp:
+        native = NativeApi(self.streams, self.sources, self.settings.max_body)
+        web = files("midstream") / "web"
+        router = Router(
+            [
+                *native.routes(),
+                Route("/v1/session", self._session, methods=["POST"]),
+                Route("/healthz", self._healthz, methods=["GET"]),
+                Route("/readyz", self._readyz, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/openapi.json", self._openapi, methods=["GET"]),
+                Route("/", self._page, methods=["GET"]),
+                Mount("/web", _Static(str(web))),
+            ]
+        )
+        gate = Gate(
+            frozenset(self.settings.cors_origin),
+            frozenset(self.settings.allowed_host),
+            any_host=not self.keys.open,
+        )
+        return Guard(router, lambda: self.keys, gate, self.clock, self.observer.refused)
+
+    async def _session(self, request: Request) -> Response:
+        """POST: a cookie for pages whose EventSource or WebSocket cannot send a key."""
+        query(request.scope, ())
+        authorization, apikey = header(request.scope, b"authorization"), header(request.scope, b"apikey")
+        value = self.keys.session(authorization, apikey, self.clock())
+        response = Response(status_code=204, headers={"cache-control": "no-store"})
+        if value is not None:
+            forwarded = header(request.scope, b"x-forwarded-proto")
+            secure = request.scope["scheme"] == "https" or forwarded == "https"
+            response.set_cookie(
+                SESSION_COOKIE,
+                value,
+                max_age=SESSION_TERM,
+                path="/v1",
+                secure=secure,
+                httponly=True,
+                samesite="strict",
+            )
+        return response
+
+    async def _healthz(self, request: Request) -> Response:
+        return json_response({"status": "alive"})
+
+    async def _readyz(self, request: Request) -> Response:
+        if self.ready:
+            return json_response({"status": "ready", "journal": self.journal.traits.name})
+        return json_response({"status": "not ready"}, 503, {"retry-after": "1"})
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.observer.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _openapi(self, request: Request) -> Response:
+        return json_response(describe(version("midstream")))
+
+    async def _page(self, request: Request) -> Response:
+        page = (files("midstream") / "web" / "index.html").read_bytes()
+        return Response(page, headers=_PAGE_HEADERS, media_type="text/html")
+
+
+class _Static(StaticFiles):
+    """The page's own files, with the page's own headers."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory=directory)
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(_PAGE_HEADERS)
+        return response

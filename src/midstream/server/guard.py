@@ -1,0 +1,138 @@
+"""What stands before every route: host, origin, preflight, key; and after it: errors as JSON, CORS headers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from http.cookies import CookieError, SimpleCookie
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from midstream.errors import BadRequest, MethodNotAllowed, MidstreamError, NotFound, Unauthorized
+from midstream.server.auth import OPEN_OWNER, Gate, Keys
+from midstream.transports.http import DIRECT, Caller, error_response, header
+from midstream.wire import CORS_ALLOW, CORS_EXPOSE, CORS_METHODS, SESSION_COOKIE
+
+_log = logging.getLogger("midstream")
+
+# No key needed: the page and its parts, what a probe or a scraper asks, and the description of the rest.
+_PUBLIC = frozenset({"/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/favicon.ico"})
+_PUBLIC_PREFIX = "/web/"
+
+
+class Guard:
+    """Wraps the router.  `keys` is asked anew for each request, so that a re-read file counts at once."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Callable[[], Keys],
+        gate: Gate,
+        clock: Callable[[], float],
+        refused: dict[str, int],
+    ) -> None:
+        self._refused = refused
+        self._app = app
+        self._keys = keys
+        self._gate = gate
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        cors: list[tuple[bytes, bytes]] = []
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *cors]
+            await send(message)
+
+        try:
+            origin = header(scope, b"origin")
+            cross = self._gate.check(header(scope, b"host"), origin)
+            if cross and origin is not None:
+                cors = cors_headers(origin)
+            elif self._gate.cors_origins:
+                cors = [(b"vary", b"Origin")]
+            if scope["method"] == "OPTIONS" and cross:
+                await preflight(scope, receive, watched)
+                return
+            scope["midstream.caller"] = self._identify(scope)
+            # A stream's many writes go straight to the server: only the first message of an answer is looked at here.
+            scope[DIRECT] = send
+            scope["app"] = self._app  # makes the router raise for what it does not know, instead of answering text
+            await self._app(scope, receive, watched)
+        except Exception as error:  # noqa: BLE001  # whatever went wrong, the caller gets an answer of the usual shape
+            if started:
+                raise
+            await self._answer(error)(scope, receive, watched)
+
+    def _identify(self, scope: Scope) -> Caller:
+        path: str = scope["path"]
+        if path in _PUBLIC or path.startswith(_PUBLIC_PREFIX):
+            return OPEN_OWNER
+        try:
+            authorization, apikey = header(scope, b"authorization"), header(scope, b"apikey")
+        except BadRequest:
+            raise Unauthorized from None
+        keys = self._keys()
+        cookie = session_cookie(scope)
+        if cookie and authorization is None and apikey is None and not keys.open and takes_cookie(scope):
+            return keys.of_session(cookie, self._clock())
+        return keys.identify(authorization, apikey)
+
+    def _answer(self, error: Exception) -> Response:
+        if isinstance(error, MidstreamError):
+            self._refused[error.code] = self._refused.get(error.code, 0) + 1
+            return error_response(error)
+        if isinstance(error, HTTPException):
+            if error.status_code == 405:
+                allow = (error.headers or {}).get("Allow", "")
+                response = error_response(MethodNotAllowed(f"this route takes {allow}"))
+                response.headers["allow"] = allow
+                return response
+            return error_response(NotFound("no such route; see /openapi.json"))
+        _log.error("a request failed", exc_info=error)
+        return error_response(MidstreamError("an internal error; the log has the cause"))
+
+
+def takes_cookie(scope: Scope) -> bool:
+    """The session cookie counts only where a page cannot send a header: an EventSource (and, later, the WebSocket)."""
+    parts = scope["path"].split("/")
+    return scope["method"] == "GET" and len(parts) == 4 and parts[:3] == ["", "v1", "stream"]
+
+
+def session_cookie(scope: Scope) -> str | None:
+    """The value of our cookie, if the request has one."""
+    for name, value in scope["headers"]:
+        if name == b"cookie":
+            try:
+                morsel = SimpleCookie(value.decode("latin-1")).get(SESSION_COOKIE)
+            except CookieError:
+                continue
+            if morsel is not None:
+                return morsel.value
+    return None
+
+
+def cors_headers(origin: str) -> list[tuple[bytes, bytes]]:
+    """On every answer to a configured origin, errors included: without them a page sees a 409 as a network failure."""
+    return [
+        (b"access-control-allow-origin", origin.encode("latin-1")),
+        (b"access-control-allow-credentials", b"true"),
+        (b"access-control-expose-headers", CORS_EXPOSE.encode()),
+        (b"vary", b"Origin"),
+    ]
+
+
+async def preflight(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer a CORS preflight (Fetch, section 3.2) of a configured origin."""
+    headers = {
+        "access-control-allow-methods": CORS_METHODS,
+        "access-control-allow-headers": CORS_ALLOW,
+        "access-control-max-age": "600",
+    }
+    await Response(status_code=204, headers=headers)(scope, receive, send)

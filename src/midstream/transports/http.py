@@ -1,0 +1,112 @@
+"""What the HTTP transports share: the caller, bodies, query fields, errors as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope
+
+from midstream.errors import BadRequest, Busy, MidstreamError, ProducerFailed, TooLarge, UnsupportedMediaType
+from midstream.wire import BARE_ERRORS, HTTP_STATUS, POSITION_ERRORS
+
+# Where a wrapper that only looks at the first message of an answer leaves the server's own `send` for the rest.
+DIRECT = "midstream.send"
+
+NO_STORE = {"cache-control": "no-store"}
+
+
+class Caller(NamedTuple):
+    """Whose request this is."""
+
+    owner: str
+    admin: bool = False
+
+
+def caller(scope: Scope) -> Caller:
+    """The caller, whom the guard has put into the scope."""
+    found: Caller = scope["midstream.caller"]
+    return found
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The only value of a header.  Raises BadRequest when it stands twice: which one is meant cannot be known."""
+    values = [value for key, value in scope["headers"] if key == name]
+    if len(values) > 1:
+        raise BadRequest(f"the header {name.decode()} stands {len(values)} times; send it once")
+    return values[0].decode("latin-1") if values else None
+
+
+def query(scope: Scope, allowed: Iterable[str]) -> dict[str, list[str]]:
+    """The query's fields, each with all its values.  Raises BadRequest for a field the route does not take."""
+    fields: dict[str, list[str]] = {}
+    text = scope["query_string"].decode("latin-1")
+    for name, value in parse_qsl(text, keep_blank_values=True, max_num_fields=100):
+        fields.setdefault(name, []).append(value)
+    known = set(allowed)
+    for name in fields:
+        if name not in known:
+            takes = ", ".join(sorted(known)) or "none"
+            raise BadRequest(f"unknown query field {name[:80]!r}; this route takes {takes}")
+    return fields
+
+
+async def read_body(scope: Scope, receive: Receive, max_body: int) -> bytes:
+    """The whole body.  Raises UnsupportedMediaType, TooLarge; BadRequest when the client left in the middle."""
+    kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise UnsupportedMediaType(f"the body must be application/json, not {kind or 'untyped'}")
+    too_large = TooLarge(f"the body is over {max_body} bytes; shorten it, or raise --max-body")
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdecimal() and int(declared) > max_body:
+        raise too_large
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise BadRequest("the client left before its request was whole")
+        part = message.get("body", b"")
+        size += len(part)
+        if size > max_body:
+            raise too_large
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def read_json(scope: Scope, receive: Receive, max_body: int) -> dict[str, Any]:
+    """The body as a JSON object.  Raises what `read_body` does, and BadRequest."""
+    body = await read_body(scope, receive, max_body)
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise BadRequest("the body must be a JSON object")
+    return fields
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        orjson.dumps(content), status, headers=NO_STORE | (headers or {}), media_type="application/json"
+    )
+
+
+def error_response(error: MidstreamError) -> Response:
+    """The answer to an error: its status, its body (PROTOCOL.md, "Errors"), and `Retry-After` where waiting helps."""
+    if isinstance(error, ProducerFailed):  # before there is a stream that could say so itself
+        return json_response({"error": error.failure, "detail": error.detail}, 502)
+    headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else None
+    return json_response(error_body(error), HTTP_STATUS.get(error.code, 500), headers)
+
+
+def error_body(error: MidstreamError) -> dict[str, Any]:
+    body: dict[str, Any] = {"error": error.code, **error.facts}
+    if error.code in POSITION_ERRORS:
+        body["action"] = error.action
+    elif error.code not in BARE_ERRORS and error.detail:
+        body["detail"] = error.detail
+    return body
