@@ -1,0 +1,56 @@
+"""`midstream demo`: a small real model, the gateway in front of it, and the playground."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import os
+from collections.abc import AsyncIterator
+
+from midstream.cli import serve
+from midstream.cli.exits import USAGE
+from midstream.cli.model import Model, ModelUnavailable, available
+from midstream.server import settings
+
+HELP = "try it: a small real model, the gateway in front of it, and a page to cut the wire on"
+
+SCRIPTED = "scripted:"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    settings.add_arguments(parser)
+    parser.add_argument(
+        "--scripted", action="store_true", help="without a model: a scripted simulation answers"
+    )
+    parser.add_argument("--verbose", action="store_true", help="log what is of use when looking for a fault")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal.  Where the model cannot run it says why, and goes on with the simulation."""
+    try:
+        loaded = settings.load(args, os.environ)
+    except ValueError as error:
+        serve.say(f"midstream: {error}")
+        return USAGE
+    serve.log_to_stderr(verbose=args.verbose)
+    return serve.start(loaded, within=lambda chosen: _model(chosen, scripted=args.scripted), page=True)
+
+
+@contextlib.asynccontextmanager
+async def _model(chosen: settings.Settings, *, scripted: bool) -> AsyncIterator[settings.Settings]:
+    """The settings with an upstream that runs for as long as this context."""
+    if chosen.upstream:
+        yield chosen
+        return
+    reason = "as you asked" if scripted else available()
+    if reason is None:
+        serve.say("starting the model (SmolLM2-135M, one thread) …")
+        try:
+            async with Model() as model:
+                yield dataclasses.replace(chosen, upstream=(model.url,))
+                return
+        except ModelUnavailable as error:
+            reason = str(error)
+    serve.say(f"no model ({reason}): a scripted SIMULATION answers instead")
+    yield dataclasses.replace(chosen, upstream=(SCRIPTED,))

@@ -1,0 +1,100 @@
+"""`midstream serve`: the gateway."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+
+import uvloop
+
+from midstream.cli.exits import FAILED, OK, USAGE
+from midstream.errors import JournalError
+from midstream.server import settings
+from midstream.server.app import Gateway
+from midstream.server.serving import serve
+from midstream.server.settings import Settings
+
+HELP = "run the gateway in front of one or more OpenAI-compatible endpoints"
+
+Within = Callable[[Settings], AbstractAsyncContextManager[Settings]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    settings.add_arguments(parser)
+    parser.add_argument("--verbose", action="store_true", help="log what is of use when looking for a fault")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal.  Nothing goes to stdout; the address and one line per ended stream go to stderr."""
+    try:
+        loaded = settings.load(args, os.environ)
+    except ValueError as error:
+        return _fail(f"{error}", USAGE)
+    log_to_stderr(verbose=args.verbose)
+    if not loaded.upstream:
+        return _fail(
+            "no --upstream: name an endpoint such as http://127.0.0.1:8080/v1, or `scripted:`", USAGE
+        )
+    return start(loaded)
+
+
+def start(loaded: Settings, within: Within | None = None, *, page: bool = False) -> int:
+    """Run a gateway in this process, inside `within` (what gives it its upstream).  Returns an exit code."""
+    try:
+        uvloop.run(_serve(loaded, within or _as_they_are, page=page))
+    except ValueError as error:
+        return _fail(f"{error}", USAGE)
+    except JournalError as error:
+        return _fail(error.detail, FAILED)
+    except OSError as error:
+        where = f"{loaded.host}:{loaded.port}: " if error.filename is None else ""
+        return _fail(f"cannot start: {where}{error}", FAILED)
+    return OK
+
+
+@contextlib.asynccontextmanager
+async def _as_they_are(loaded: Settings) -> AsyncIterator[Settings]:
+    yield loaded
+
+
+async def _serve(loaded: Settings, within: Within, *, page: bool) -> None:
+    async with within(loaded) as ready:
+        gateway = Gateway(ready, os.environ)
+        await serve(gateway, lambda address: announce(gateway, address, page=page))
+
+
+def announce(gateway: Gateway, address: str, *, page: bool) -> None:
+    """Where it is, what it keeps, and who may use it."""
+    chosen = gateway.settings
+    kept = "survives a restart" if gateway.journal.traits.durable else "is gone when this process ends"
+    say(f"midstream serves {address}")
+    say(f"  upstream  {', '.join(chosen.upstream)}")
+    say(f"  journal   {chosen.journal} ({kept})")
+    if gateway.keys.open:
+        say(
+            f"  keys      none: {'ANYONE who reaches it' if chosen.insecure else 'anyone on this machine'} may use it"
+        )
+    if page:
+        say(f"\nOpen {address}/ in a browser, ask something, and cut the connection. Ctrl-C ends it.")
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _fail(message: str, code: int) -> int:
+    say(f"midstream: {message}")
+    return code
+
+
+def log_to_stderr(*, verbose: bool) -> None:
+    """One line per event, with its time; libraries only from warnings up."""
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("midstream").setLevel(logging.DEBUG if verbose else logging.INFO)
