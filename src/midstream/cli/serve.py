@@ -37,9 +37,7 @@ def run(args: argparse.Namespace) -> int:
         return _fail(f"{error}", USAGE)
     log_to_stderr(verbose=args.verbose)
     if not loaded.upstream:
-        return _fail(
-            "no --upstream: name an endpoint such as http://127.0.0.1:8080/v1, or `scripted:`", USAGE
-        )
+        return _fail("no --upstream: name an endpoint such as http://127.0.0.1:8080/v1, or `scripted:`", USAGE)
     return start(loaded)
 
 
@@ -76,9 +74,7 @@ def announce(gateway: Gateway, address: str, *, page: bool) -> None:
     say(f"  upstream  {', '.join(chosen.upstream)}")
     say(f"  journal   {chosen.journal} ({kept})")
     if gateway.keys.open:
-        say(
-            f"  keys      none: {'ANYONE who reaches it' if chosen.insecure else 'anyone on this machine'} may use it"
-        )
+        say(f"  keys      none: {'ANYONE who reaches it' if chosen.insecure else 'anyone on this machine'} may use it")
     if page:
         say(f"\nOpen {address}/ in a browser, ask something, and cut the connection. Ctrl-C ends it.")
 

@@ -1,0 +1,361 @@
+"""Ask a model, and print its answer as it comes. A dropped connection is mended, at the exact token.
+
+The answer goes to stdout, as it is (made safe where that is a terminal); everything else to stderr. When it
+stops early, by Ctrl-C or because the gateway stays away, the command that prints the rest stands on stderr:
+the generation itself goes on.
+
+With --position FILE a killed run can be resumed, too: FILE holds the cursor of what has been printed, replaced
+after each token that has left this process. Killed between the two, a resumed run prints that one token again;
+it never leaves one out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from midstream.cli import exits
+from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed, command, save
+from midstream.client import Client, Cursor, GaveUp, Lost, Record, Resumed, Stream, Unreachable
+from midstream.client.surface import DEFAULT_GATEWAY
+from midstream.cursor import decode
+from midstream.errors import BadCursor, MidstreamError, PositionError, UnknownStream
+from midstream.wire import CANCELLED, DONE, FAILED, OPEN, TOKEN
+
+HELP = "ask a model and print its answer, across dropped connections"
+
+KEY_VARIABLE = "MIDSTREAM_KEY"
+# An ack is a courtesy: while the gateway is away the answer matters more.
+_ACK_TIMEOUT = 5.0
+# A wait that a person notices, in seconds.
+_LONG = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to ask; - reads it from stdin")
+    add_gateway(parser)
+    asked = parser.add_argument_group("the request")
+    asked.add_argument("--model", help="the model to ask (the gateway's first)")
+    asked.add_argument("--system", metavar="TEXT", help="instructions in front of the prompt")
+    asked.add_argument("--max-tokens", type=_positive, metavar="N", help="end the answer after N tokens")
+    asked.add_argument("--temperature", type=float, metavar="T", help="how freely the model chooses")
+    asked.add_argument("--seed", type=int, metavar="N", help="the same answer again, where the model can")
+    reading = parser.add_argument_group("reading")
+    reading.add_argument(
+        "--resume", metavar="CURSOR", help="print the rest of an answer instead; @FILE reads the cursor from FILE"
+    )
+    reading.add_argument("--position", metavar="FILE", type=Path, help="keep the cursor of what was printed in FILE")
+    reading.add_argument(
+        "--ack-every",
+        type=_positive,
+        metavar="N",
+        help="acknowledge every N records: the gateway may then drop what was printed, and only what follows can be "
+        "resumed",
+    )
+    reading.add_argument("--json", action="store_true", help="print the records, one JSON object per line")
+    reading.add_argument("--show-reasoning", action="store_true", help="print the model's thinking aloud to stderr")
+
+
+def add_gateway(parser: argparse.ArgumentParser) -> None:
+    """What every verb needs that talks to a gateway."""
+    parser.add_argument("--gateway", default=DEFAULT_GATEWAY, metavar="URL", help="its address (%(default)s)")
+    parser.add_argument(
+        "--key", metavar="KEY", help=f"the caller's key; better in {KEY_VARIABLE}, which other users cannot see"
+    )
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 up")
+    return int(text)
+
+
+def key_of(args: argparse.Namespace) -> str | None:
+    """The caller's key, if there is one.  Raises ValueError for what cannot stand in a header."""
+    key: str = (args.key or os.environ.get(KEY_VARIABLE) or "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("the key has characters that cannot be sent; is it really the key?")
+    return key or None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print an answer; returns an exit code of `exits`."""
+    console = Console()
+    with Interrupts() as interrupts:
+        try:
+            question = _question(args)
+            answer = _Run(args, console, interrupts)
+        except (ValueError, OSError, BadCursor) as error:
+            console.talk(f"midstream generate: {error}")
+            return exits.USAGE
+        except Interrupted as signalled:
+            return signalled.code
+        return answer.run(question)
+
+
+def _question(args: argparse.Namespace) -> Cursor | dict[str, Any]:
+    """Where to resume, or what to ask.  Raises ValueError, OSError, BadCursor."""
+    options = {name: getattr(args, name) for name in ("model", "max_tokens", "temperature", "seed")}
+    if args.resume is not None:
+        if args.prompt is not None or args.system is not None or any(v is not None for v in options.values()):
+            raise ValueError("--resume goes on with an answer: it takes no PROMPT and nothing of a request")
+        return _cursor(args.resume)
+    if args.prompt is None:
+        raise ValueError("what should be asked? Give a PROMPT, - for stdin, or --resume CURSOR")
+    prompt = args.prompt if args.prompt != "-" else sys.stdin.buffer.read().decode()
+    for text in filter(None, (prompt, args.system, args.model)):
+        text.encode()  # an argument that is no UTF-8 comes in with lone surrogates
+    if not prompt.strip():
+        raise ValueError("the prompt is empty")
+    if args.system is None:
+        return {"prompt": prompt, **options}
+    system = {"role": "system", "content": args.system}
+    return {"messages": [system, {"role": "user", "content": prompt}], **options}
+
+
+def _cursor(given: str) -> Cursor:
+    token = Path(given[1:]).read_text(encoding="ascii").strip() if given.startswith("@") else given
+    try:
+        return decode(token)
+    except BadCursor as error:
+        where = given if given.startswith("@") else "--resume"
+        raise BadCursor(f"{where}: not a cursor: {error.detail}") from None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What this run has printed."""
+
+    tokens: int = 0
+    began: float = 0.0
+    records: int = 0
+    thinking: bool = False
+    other_choices: bool = False
+    long_wait: bool = False
+
+
+class _Run:
+    """One run of the verb.  `kept` is the position of what has left this process."""
+
+    def __init__(self, args: argparse.Namespace, console: Console, interrupts: Interrupts) -> None:
+        self._args = args
+        self._console = console
+        self._interrupts = interrupts
+        self._client = Client(args.gateway, key=key_of(args), notify=self._notice)
+        self._acks: Client | None = Client(args.gateway, key=key_of(args), timeout=_ACK_TIMEOUT)
+        self._tally = _Tally()
+        self._file_is_good = False
+        self.kept: Cursor | None = None
+
+    def run(self, question: Cursor | dict[str, Any]) -> int:
+        try:
+            code = self._follow(self._open(question))
+            self._console.close()
+            return code
+        except Interrupted as signalled:
+            self._console.echoed()
+            return self._stopped("stopped reading; the generation goes on", signalled.code)
+        except OutputFailed as error:
+            if error.broken_pipe:
+                return self._stopped("stdout was closed by its reader; the generation goes on", exits.BROKEN_PIPE)
+            return self._stopped(f"cannot write the answer: {error}", exits.OUTPUT_FAILED)
+        except PositionError as error:
+            return self._gone(error)
+        except UnknownStream as error:
+            self._console.talk(str(error), "red")
+            return exits.REFUSED
+        except MidstreamError as error:
+            return self._stopped(self._wording(error), exits.of(error))
+
+    # --- the answer -------------------------------------------------------------------------------------------------
+
+    def _open(self, question: Cursor | dict[str, Any]) -> Stream:
+        self._tally.began = time.monotonic()
+        if isinstance(question, Cursor):
+            stream = self._client.resume(question)
+        else:
+            stream = self._client.generate(**question)
+        with self._interrupts.held():
+            self._keep(stream.position)
+        if not isinstance(question, Cursor):
+            self._announce(stream.stream_id)
+        return stream
+
+    def _announce(self, stream_id: str) -> None:
+        """What is needed when this process can no longer say it."""
+        if self._args.ack_every and self._args.position is None:
+            # The command would name the beginning, which the first ack makes nobody's.
+            self._console.talk(f"stream {stream_id} · killed, a run that acks goes on only with --position FILE", "dim")
+            return
+        self._console.talk(f"stream {stream_id} · should this run be killed, go on{self._needs()} with:", "dim")
+        self._console.talk(f"  {self._resume_command()}", "dim")
+
+    def _follow(self, stream: Stream) -> int:
+        for record in stream:
+            with self._interrupts.held():
+                self._show(record)
+                self._keep(stream.position)
+            self._ack(record)
+        if stream.outcome is None:
+            return self._ended_before(stream.state())
+        return self._ended(stream.outcome, stream.stream_id)
+
+    def _show(self, record: Record) -> None:
+        self._tally.records += 1
+        if "seam" in record.data:
+            self._console.talk("from here on the answer is the work of another run of the model", "yellow")
+        if record.event == TOKEN:
+            self._tally.tokens += 1
+        if self._args.json:
+            fields = {"seq": record.seq, "event": record.event, "data": record.data}
+            self._console.json(orjson.dumps(fields))
+        elif record.event == TOKEN:
+            self._show_token(record)
+
+    def _show_token(self, record: Record) -> None:
+        if record.choice:
+            if not self._tally.other_choices:
+                self._tally.other_choices = True
+                self._console.talk("this stream has several answers; here is the first (--json prints all)", "yellow")
+            return
+        if record.reasoning:
+            if self._args.show_reasoning:
+                self._console.aside(record.reasoning)
+            elif not self._tally.thinking and self._console.err_is_terminal:
+                self._console.talk("the model is thinking (--show-reasoning shows it) …", "dim")
+            self._tally.thinking = True
+        refusal = record.data.get("refusal")
+        self._console.text(record.text + (refusal if isinstance(refusal, str) else ""))
+
+    def _keep(self, position: Cursor) -> None:
+        """What has been printed is safe from here on: tell the file."""
+        self.kept = position
+        if self._args.position is not None:
+            try:
+                save(self._args.position, position.encode() + "\n")
+            except OSError as error:
+                self._file_is_good = False
+                raise OutputFailed(f"the position file: {error}") from error
+            self._file_is_good = True
+
+    def _ack(self, record: Record) -> None:
+        every = self._args.ack_every
+        if every is None or self._acks is None or not (record.seq % every == 0 or record.terminal):
+            return
+        assert self.kept is not None
+        try:
+            self._acks.ack(self.kept.stream_id, record.seq)
+        except Unreachable:
+            pass  # the next one covers it
+        except MidstreamError as error:
+            self._acks = None
+            self._console.talk(f"the gateway takes no acks: {error}", "yellow")
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _ended(self, outcome: Record, stream_id: str) -> int:
+        facts = _facts(stream_id, outcome.seq - 1)
+        spent = f"{_plural(self._tally.tokens, 'token')} in {time.monotonic() - self._tally.began:.1f} s"
+        if outcome.event == DONE:
+            reason = outcome.data.get("finish_reason") or "no finish reason"
+            self._console.talk(f"done ({reason}): {spent}{_usage(outcome.data.get('usage'))}", "dim")
+        elif outcome.event == FAILED:
+            self._console.talk(f"failed: {_failure(outcome.data)}", "red")
+            self._console.talk(spent, "dim")
+        else:
+            self._console.talk(f"cancelled ({outcome.data.get('reason')}): {spent}", "yellow")
+        self._console.talk(facts, "dim")
+        return _CODES.get(outcome.event, exits.OK)
+
+    def _ended_before(self, state: dict[str, Any]) -> int:
+        """Resumed from the very end: there is nothing to print, and how it ended has to be asked for."""
+        status = str(state.get("status"))
+        self._console.talk(f"nothing follows this position: the answer has ended ({status})", "dim")
+        return _CODES.get(status, exits.FAILED)
+
+    def _stopped(self, message: str, code: int) -> int:
+        self._console.talk(message, "yellow" if code >= exits.INTERRUPTED else "red")
+        if self.kept is not None:
+            self._console.talk(f"{_facts(*self.kept)} · go on with{self._needs()}:")
+            self._console.talk(f"  {self._resume_command()}")
+        return code
+
+    def _gone(self, error: PositionError) -> int:
+        self._console.talk(f"this position cannot be resumed: {error}", "red")
+        if self.kept is not None:
+            look = command("inspect", "--gateway", self._args.gateway, self.kept.stream_id, "--text")
+            self._console.talk("the answer as far as it has been kept is printed by:")
+            self._console.talk(f"  {look}")
+        return exits.POSITION_GONE
+
+    def _wording(self, error: MidstreamError) -> str:
+        if isinstance(error, GaveUp) and self.kept is None:
+            tried = _plural(error.attempts, "attempt")
+            return f"no stream from {self._args.gateway}: {error.reason} ({tried}); is the gateway running?"
+        return str(error)
+
+    def _needs(self) -> str:
+        return f", {KEY_VARIABLE} being set," if self._args.key else ""
+
+    def _resume_command(self) -> str:
+        assert self.kept is not None
+        args = self._args
+        words = ["generate", "--gateway", args.gateway]
+        words += ["--json"] if args.json else []
+        words += ["--show-reasoning"] if args.show_reasoning else []
+        words += [f"--ack-every={args.ack_every}"] if args.ack_every else []
+        if args.position is not None and self._file_is_good:
+            words += [f"--position={args.position}", f"--resume=@{args.position}"]
+        else:
+            words += ["--resume", self.kept.encode()]
+        return command(*words)
+
+    # --- drops ------------------------------------------------------------------------------------------------------
+
+    def _notice(self, told: Lost | Resumed) -> None:
+        if isinstance(told, Resumed):
+            self._tally.long_wait = False
+            index = told.position.seq - 3
+            where = f"after token {index}" if index >= 0 else "before the first token"
+            lost = "connection lost" if self._tally.records else "no connection at first"
+            self._console.talk(f"{lost}; resumed {where}, {told.seconds:.2f} s later", "cyan")
+        elif told.wait >= _LONG and not self._tally.long_wait:
+            self._tally.long_wait = True
+            self._console.talk(f"no connection ({told.reason}): trying again …", "yellow")
+
+
+_CODES = {DONE: exits.OK, FAILED: exits.GENERATION_FAILED, CANCELLED: exits.CANCELLED, OPEN: exits.FAILED}
+
+
+def _facts(stream_id: str, seq: int) -> str:
+    """Where a reader stands; tokens count from 0, and the first one is record 2."""
+    return f'stream="{stream_id}"' + (f" last_token_index={seq - 2}" if seq >= 2 else "")
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _usage(usage: Any) -> str:
+    if not isinstance(usage, dict):
+        return ""
+    counts = [f"{usage[name]} {name.removesuffix('_tokens')}" for name in _COUNTED if isinstance(usage.get(name), int)]
+    return f" · usage {', '.join(counts)}" if counts else ""
+
+
+_COUNTED = ("prompt_tokens", "completion_tokens")
+
+
+def _failure(data: dict[str, Any]) -> str:
+    error = data.get("error")
+    if not isinstance(error, dict):
+        return "for no given reason"
+    hint = " (asking again may succeed)" if error.get("retryable") is True else ""
+    return f"{error.get('code')}: {error.get('message')}{hint}"
