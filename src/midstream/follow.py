@@ -2,24 +2,30 @@
 
 A reader *pulls from its position*:
 
-    read what is after N
+    take what is after N
     if there is some:            hand it over, move N
     if N is the terminal's seq:  stop
-    else:                        wait until there may be something after N, and read again
+    else:                        wait until there may be something after N, and take again
 
 Readers only ever take data from the journal; wake-ups carry none and may be lost or doubled.  So there is no window
 between "read the buffer" and "subscribe", no set of what was delivered twice, no race between "ended" and the last
 append, and no queue per reader: a slow reader costs its position, never the writer or another reader (I5).  Everything
-new since the last read is handed over at once, which is what keeps a busy gateway up: a write costs about the same for
+new since the last time is handed over at once, which is what keeps a busy gateway up: a write costs about the same for
 one frame as for a hundred.
 
 A position moves when what was handed over has been taken, that is when the next page is asked for (a reader's position
 is what its socket has been given; R6 trims by it).
+
+Two ways to run the loop share every line that decides anything (`_take`): `next`, for a task that awaits, and `feed`,
+which hands pages to a sink from a callback.  The second exists because a task switch, a future and an ASGI message per
+record cost as much as the write itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Protocol
 
 from midstream.errors import CursorExpired, UnknownStream
 from midstream.journal.base import Journal
@@ -27,23 +33,63 @@ from midstream.records import Page
 from midstream.rules import overtaken
 from midstream.wire import OPEN
 
+# Readers served in one go before the loop gets its turn: about 2 ms.
+_TURN = 256
+
+
+class Turn:
+    """Runs what was woken, once per turn of the event loop.
+
+    Under load a turn takes longer, so that more is there for each reader when its turn comes, and fewer writes are made.
+    """
+
+    __slots__ = ("_due",)
+
+    def __init__(self) -> None:
+        self._due: list[Callable[[], None]] = []
+
+    def add(self, run: Callable[[], None]) -> None:
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._due.append(run)
+
+    def _run(self) -> None:
+        due, self._due = self._due[:_TURN], self._due[_TURN:]
+        if self._due:
+            asyncio.get_running_loop().call_soon(self._run)
+        for run in due:
+            run()
+
+
+class Sink(Protocol):
+    """Where `feed` hands pages: a connection that takes bytes without suspending until it is full."""
+
+    def write(self, page: Page) -> bool:
+        """Take a page (one without frames: show life).  False: full, or gone."""
+
+    async def drain(self) -> None:
+        """Return when there is room again, or the peer has gone."""
+
 
 class Follow:
-    """One reader of one stream.  Iterate it, or call `next` until None.
+    """One reader of one stream.  Iterate it, call `next` until None, or let it `feed` a sink.
 
-    `position` is the last seq the reader has taken; `ended` tells, after None, whether the terminal record was among
-    what it took (if not, the reader was interrupted and may resume).  A page without frames says that nothing has come
+    `position` is the last seq the reader has taken; `over` that nothing more will be handed over, and `ended` that the
+    terminal record has been (if not, the reader was interrupted and may resume).  A page without frames says that nothing has come
     for a heartbeat's time: the transport shows that it is alive.
     """
 
     __slots__ = (
         "_beat",
+        "_fed",
         "_handed",
-        "_interrupted",
         "_journal",
+        "_sink",
+        "_turn",
         "abort",
         "ended",
         "first",
+        "over",
         "position",
         "seen",
         "still",
@@ -52,49 +98,128 @@ class Follow:
     )
 
     def __init__(
-        self, journal: Journal, stream_id: str, after: int, abort: Callable[[], None] | None = None
+        self,
+        journal: Journal,
+        stream_id: str,
+        after: int,
+        abort: Callable[[], None] | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self._journal = journal
+        self._turn = turn or Turn()
         self.stream_id = stream_id
         self.first = self.position = self._handed = after
         self.ended = False
+        self.over = False
         self.waiting = False
         self._beat = False
-        self._interrupted = False
+        self._sink: Sink | None = None
+        self._fed: asyncio.Future[None] | None = None
         # For the pulse of `streams`: where it last saw this reader, for how many seconds, and how to cut it off.
         self.seen = after
         self.still = 0.0
         self.abort = abort
 
+    def _take(self, page: Page) -> Page | None:
+        """Decide about a page of the journal: hand it over, or None, when there is nothing (yet, or any more).
+
+        Raises CursorExpired when the reader was overtaken (R8).
+        """
+        if page.frames:
+            self._handed = page.last_seq
+            if page.status != OPEN and page.ends:
+                self.ended = self.over = True
+            return page
+        if overtaken(self._handed, page.oldest_retained_seq):
+            raise CursorExpired(page.oldest_retained_seq)
+        if page.status != OPEN:
+            self.ended = self.over = True
+        elif self._beat:
+            self._beat = False
+            return page
+        return None
+
     async def next(self) -> Page | None:
         """The next records, or None at the end or when interrupted.
 
-        Raises CursorExpired when the reader was overtaken (R8) or its stream has expired.
+        Raises CursorExpired when the reader was overtaken or its stream has expired.
         """
         self.position = self._handed
-        while not (self.ended or self._interrupted):
-            try:
-                page = await self._journal.read(self.stream_id, self._handed)
-            except UnknownStream:
-                raise CursorExpired(None) from None
-            if page.frames:
-                self._handed = page.last_seq
-                self.ended = page.ends
+        while not self.over:
+            if page := self._take(await self._read()):
                 return page
-            if overtaken(self._handed, page.oldest_retained_seq):
-                raise CursorExpired(page.oldest_retained_seq)
-            if page.status != OPEN:
-                self.ended = True
-            elif self._beat:
-                self._beat = False
-                return page
-            else:
-                self.waiting = True
-                try:
-                    await self._journal.wait(self.stream_id, self._handed)
-                finally:
-                    self.waiting = False
+            await self._wait()
         return None
+
+    async def _wait(self) -> None:
+        if not self.over:
+            self.waiting = True
+            try:
+                await self._journal.wait(self.stream_id, self._handed)
+            finally:
+                self.waiting = False
+
+    async def _read(self) -> Page:
+        try:
+            return await self._journal.read(self.stream_id, self._handed)
+        except UnknownStream:
+            raise CursorExpired(None) from None
+
+    async def feed(self, sink: Sink) -> None:
+        """Hand everything to the sink, and return where `next` would return None.  Raises what `next` does."""
+        self._sink = sink
+        try:
+            while True:
+                fed = self._fed = asyncio.get_running_loop().create_future()
+                self._pump()
+                await fed
+                if self.over:
+                    return
+                # Either the sink is full, or what comes next is not at hand in this process.
+                await sink.drain()
+                if not self.over and (page := self._take(await self._read())):
+                    sink.write(page)
+                    self.position = self._handed
+                else:  # a journal that never has anything at hand must not be asked again and again
+                    await self._wait()
+        finally:
+            self._fed = self._sink = None
+            if self.waiting:  # cancelled: do not leave a callback behind that holds this reader
+                self.waiting = False
+                self._journal.wake(self.stream_id)
+
+    def _pump(self) -> None:
+        """Take what is at hand until there is nothing left, then be called again when there is."""
+        fed, sink = self._fed, self._sink
+        if fed is None or sink is None or fed.done():  # done: its task was cancelled and has not run since
+            return
+        journal, stream_id = self._journal, self.stream_id
+        self.waiting = False
+        try:
+            while not self.over:
+                found = journal.peek(stream_id, self._handed)
+                if found is None:
+                    break
+                page = self._take(found)
+                if page is not None:
+                    full = not sink.write(page)
+                    self.position = self._handed
+                    if full or self.over:
+                        break
+                    if self._handed < found.highest_seq:
+                        continue
+                if not self.over and journal.call_when(stream_id, self._handed, self._woken):
+                    self.waiting = True
+                    return
+            self._fed = None
+            fed.set_result(None)
+        except UnknownStream:
+            fed.set_exception(CursorExpired(None))
+        except Exception as error:  # noqa: BLE001  # told to the task that awaits `feed`, like any error of its own
+            fed.set_exception(error)
+
+    def _woken(self) -> None:
+        self._turn.add(self._pump)
 
     def beat(self) -> None:
         """Let a waiting reader's `next` return an empty page."""
@@ -103,7 +228,7 @@ class Follow:
 
     def interrupt(self) -> None:
         """End this reader, not its stream (I6): `next` returns None without the terminal record."""
-        self._interrupted = True
+        self.over = True
         self._journal.wake(self.stream_id)
 
     async def __aiter__(self) -> AsyncIterator[Page]:

@@ -18,7 +18,7 @@ R10 The grace period runs from the terminal record and is pushed on by access, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,12 +85,13 @@ def event_of(frame: Frame) -> str:
 
 
 _ENDINGS: dict[str, Status] = {DONE: "done", FAILED: "failed", CANCELLED: "cancelled"}
+# Where the event of a record stands: right after the id line, which is at most 20 bytes.
+_TOKEN_EVENT = b"\nevent: token\n"
 
 
 def status_after(frame: Frame) -> Status:
     """What a stream is once this is its newest record."""
-    # Tokens are nearly all there is; their event stands right after the id line.
-    if frame.find(b"\nevent: token\n", 4, 38) > 0:
+    if frame.find(_TOKEN_EVENT, 4, 38) > 0:  # nearly all are
         return OPEN
     return _ENDINGS.get(event_of(frame), OPEN)
 
@@ -117,15 +118,17 @@ def appended(counters: Counters, frames: list[Frame], now: float) -> None:
     counters.highest += len(frames)
     counters.last_batch = frames
     counters.retained_bytes += weight(frames)
-    status = status_after(frames[-1])
-    if status != OPEN:
+    last = frames[-1]
+    if last.find(_TOKEN_EVENT, 4, 38) < 0 and (status := status_after(last)) != OPEN:
         counters.status = status
         counters.ended_at = counters.last_access = now
 
 
-def weight(frames: Iterable[Frame]) -> int:
+def weight(frames: Sequence[Frame]) -> int:
     """Bytes of memory these frames hold."""
-    return sum(len(frame) + FRAME_OVERHEAD for frame in frames)
+    if len(frames) == 1:
+        return len(frames[0]) + FRAME_OVERHEAD
+    return sum(map(len, frames)) + FRAME_OVERHEAD * len(frames)
 
 
 def honour(state: StreamState | Counters, position: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,10 +17,10 @@ from typing import NamedTuple
 from midstream import rules
 from midstream.codec import native
 from midstream.errors import ShuttingDown, TooManyStreams, UnknownStream, WrongStream
-from midstream.follow import Follow
+from midstream.follow import Follow, Turn
 from midstream.journal.base import Journal
 from midstream.records import Fold, StreamMeta, StreamState
-from midstream.wire import OPEN, SEND_STALL, SWEEP_EVERY, CancelReason
+from midstream.wire import CANCELLED, OPEN, SEND_STALL, SWEEP_EVERY, CancelReason
 from midstream.writer import Producer, Writer
 
 _log = logging.getLogger("midstream")
@@ -63,6 +64,33 @@ class Totals:
     stalled: int = 0
 
 
+class _Starts:
+    """Lets producers start one per turn of the loop.
+
+    A start is a request to an upstream, a third of a millisecond of work: twenty at once would hold up the first byte of
+    every reader that came with them.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def wait(self) -> asyncio.Future[None]:
+        """Done when it is this one's turn."""
+        loop = asyncio.get_running_loop()
+        go: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            loop.call_soon(self._next)
+        self._waiting.append(go)
+        return go
+
+    def _next(self) -> None:
+        go = self._waiting.popleft()
+        if not go.done():
+            go.set_result(None)
+        if self._waiting:
+            asyncio.get_running_loop().call_soon(self._next)
+
+
 class Streams:
     """All streams of one process.  `clock` gives seconds since 1970; `on_end` hears of each writer that stopped."""
 
@@ -83,6 +111,8 @@ class Streams:
         self._open_now = 0
         self._owned: dict[str, int] = {}
         self._retrim: set[str] = set()
+        self._turn = Turn()
+        self._starts = _Starts()
         self._opening: set[asyncio.Future[Opened]] = set()
         self._draining = False
         self._pulse: asyncio.Task[None] | None = None
@@ -99,15 +129,25 @@ class Streams:
     async def drain(self, seconds: float) -> None:
         """Open nothing more, let what is open end by itself for so long, then end it as `cancelled` `shutdown`."""
         self._draining = True
+        await self._settle()
         writers = [writer.join() for writer in self.writers.values()]
         if writers:
             await asyncio.wait([asyncio.ensure_future(join) for join in writers], timeout=seconds)
-        for stream_id in list(self.writers):
-            await self._cancel(stream_id, "shutdown")
+        # All at once: one after the other each would wait for a commit of its own.
+        cancels = (self._cancel(stream_id, "shutdown") for stream_id in list(self.writers))
+        for error in await asyncio.gather(*cancels, return_exceptions=True):
+            if isinstance(error, BaseException) and not isinstance(error, UnknownStream):
+                _log.error("a stream was not ended for the shutdown", exc_info=error)
+
+    async def _settle(self) -> None:
+        """Wait for streams that are just being created: they have, or will have, a writer."""
+        if self._opening:
+            await asyncio.wait(list(self._opening))
 
     async def close(self) -> None:
         """Stop writers and readers and let go of the journal.  Streams that were not drained stay open in it."""
         self._draining = True
+        await self._settle()
         if self._pulse is not None:
             self._pulse.cancel()
             await asyncio.wait([self._pulse])
@@ -176,7 +216,7 @@ class Streams:
         self.totals.opened += 1
         writer = Writer(self.journal, self._clock, meta, created.state.epoch, 2, produce())
         self.writers[meta.stream_id] = writer
-        writer.start(self._ended)
+        writer.start(self._ended, self._starts.wait())
         return Opened(created.state, existed=False)
 
     def _admit(self, owner: str) -> None:
@@ -184,9 +224,7 @@ class Streams:
             raise ShuttingDown("this process is shutting down; try again")
         open_now = self._open_now
         if open_now >= self.limits.max_streams:
-            raise TooManyStreams(
-                f"{open_now} streams are open here; the limit is {self.limits.max_streams}", 5
-            )
+            raise TooManyStreams(f"{open_now} streams are open here; the limit is {self.limits.max_streams}", 5)
         mine = self._owned.get(owner, 0)
         if mine >= self.limits.max_streams_per_owner:
             limit = self.limits.max_streams_per_owner
@@ -240,9 +278,13 @@ class Streams:
             return None
         if after:
             self._resumed("live" if state.status == OPEN else "replay")
-        follow = Follow(self.journal, stream_id, after, abort)
+        follow = Follow(self.journal, stream_id, after, abort, self._turn)
         self.readers.setdefault(stream_id, set()).add(follow)
-        await self._seen(stream_id)
+        try:
+            await self._seen(stream_id)
+        except BaseException:
+            self.leave(follow)
+            raise
         return follow
 
     def _resumed(self, outcome: str) -> None:
@@ -278,8 +320,12 @@ class Streams:
         return await self._cancel(stream_id, "client")
 
     async def _cancel(self, stream_id: str, reason: CancelReason) -> StreamState:
+        writer = self.writers.get(stream_id)
+        if writer is not None and writer.outcome is None:
+            # Its next append is refused, and so ends it, maybe before this verb returns; it should know why.
+            writer.outcome = CANCELLED
         state = await self.journal.request_cancel(stream_id, reason)
-        if writer := self.writers.get(stream_id):
+        if writer is not None:
             writer.outcome = state.status
             writer.stop()
         return state
@@ -375,4 +421,7 @@ class Streams:
         if stream_id in self.readers:
             writer.last_seen = now
         elif limit is not None and now - writer.last_seen >= limit:
-            await self._cancel(stream_id, "abandoned")
+            try:
+                await self._cancel(stream_id, "abandoned")
+            except UnknownStream:  # forgotten meanwhile, which has stopped its writer too
+                pass

@@ -56,9 +56,9 @@ class Writer:
         self._mender = Mender()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, ended: Callable[[Writer], None]) -> None:
-        """Run as a task that this object holds: the loop itself keeps only weak references."""
-        self._task = asyncio.create_task(self._run(), name=f"writer {self.meta.stream_id}")
+    def start(self, ended: Callable[[Writer], None], go: asyncio.Future[None]) -> None:
+        """Run as a task that this object holds (the loop itself keeps only weak references), once `go` is set."""
+        self._task = asyncio.create_task(self._run(go), name=f"writer {self.meta.stream_id}")
         self._task.add_done_callback(lambda _: ended(self))
 
     def stop(self) -> None:
@@ -71,9 +71,10 @@ class Writer:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def _run(self) -> None:
+    async def _run(self, go: asyncio.Future[None]) -> None:
         try:
             try:
+                await go
                 await self._write_all()
             except ProducerFailed as failure:
                 await self._fail(failure)

@@ -21,8 +21,9 @@ def open_journal(url: str, clock: Callable[[], float], bounds: Bounds | None = N
     """
     if url == "memory:":
         return MemoryJournal(clock, bounds)
-    if url.startswith(_SQLITE) and len(url) > len(_SQLITE) and not url.endswith("/"):
-        return SqliteJournal(url.removeprefix(_SQLITE), clock, bounds)
+    path = url.removeprefix(_SQLITE)
+    if path not in (url, "", ":memory:") and not path.endswith("/"):
+        return SqliteJournal(path, clock, bounds)
     if url.startswith(("redis:", "rediss:", "valkey:", "valkeys:")):
         raise ValueError(f"a Redis journal is not part of this version yet; use {_FORMS}")
     raise ValueError(f"{url!r} does not name a journal; use {_FORMS}")

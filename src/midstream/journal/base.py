@@ -6,7 +6,7 @@ unchanged; what it cannot promise is a declared trait, not a skipped test.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -73,10 +73,22 @@ class Journal(Protocol):
         and its `oldest_retained_seq` tells (R8).
         """
 
+    def peek(self, stream_id: str, after: int) -> Page | None:
+        """What `read` would give, if it is at hand in this process; None: ask `read`.
+
+        Readers at the live end are served by this, without suspending.
+        """
+
     async def wait(self, stream_id: str, after: int) -> None:
         """Return once there may be something after `after`, at once if there is or the stream has ended or gone.
 
         Level-triggered; may return for no reason.  Raises nothing for a stream that does not exist: the read will.
+        """
+
+    def call_when(self, stream_id: str, after: int, callback: Callable[[], None]) -> bool:
+        """Call back, once, when there may be something after `after`.  False: there is already, look again.
+
+        `wait` without a task to switch to.  The callback must be cheap and must not raise.
         """
 
     def wake(self, stream_id: str) -> None:

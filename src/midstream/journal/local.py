@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from midstream import rules
 from midstream.errors import OutOfSpace, UnknownStream
 from midstream.records import FRAME_OVERHEAD, Fold, Frame, Page, StreamMeta, StreamState
 from midstream.rules import Bounds, Counters
-from midstream.wire import OPEN
+from midstream.wire import OPEN, SLICE_BYTES, SLICE_FRAMES
 
 # Dropped frames leave an empty one behind, and the list is cut when half of it is that: dropping one record from the
 # front of a long list each time would move the whole list each time.
@@ -46,7 +47,7 @@ class Log:
         self.frames: list[Frame] = []
         self.head = 0
         self.largest = 0
-        self.waiters: list[asyncio.Future[None]] = []
+        self.waiters: list[Callable[[], None]] = []
 
     def append(self, frames: list[Frame], now: float, bounds: Bounds) -> None:
         counters = self.counters
@@ -54,7 +55,9 @@ class Log:
         self.frames += frames
         rules.appended(counters, frames, now)
         self.total.bytes += counters.retained_bytes - before
-        self.largest = max(self.largest, max(map(len, frames)))
+        largest = len(frames[0]) if len(frames) == 1 else max(map(len, frames))
+        if largest > self.largest:
+            self.largest = largest
         if (
             counters.retained_bytes > bounds.max_stream_bytes // 2
             or counters.highest - counters.oldest >= bounds.max_stream_records
@@ -94,8 +97,8 @@ class Log:
 
     def read(self, after: int, limit: int, max_bytes: int) -> Page:
         counters = self.counters
-        begin = self.head + after + 1 - counters.oldest
-        frames = self.frames[begin : begin + limit] if begin >= self.head else []
+        ahead = after + 1 - counters.oldest
+        frames = self.frames[self.head + ahead : self.head + ahead + limit] if ahead >= 0 else []
         if len(frames) * self.largest > max_bytes:
             frames = within(frames, max_bytes)
         return Page(frames, after + len(frames), counters.highest, counters.oldest, counters.status)
@@ -110,20 +113,29 @@ class Log:
         if self.waiters:
             waiters, self.waiters = self.waiters, []
             for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+                waiter()
+
+    def call_when(self, after: int, callback: Callable[[], None]) -> bool:
+        if self.counters.highest > after or self.counters.status != OPEN:
+            return False
+        self.waiters.append(callback)
+        return True
 
     async def wait(self, after: int) -> None:
-        if self.counters.highest > after or self.counters.status != OPEN:
-            return
-        waiter = asyncio.get_running_loop().create_future()
-        self.waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter in self.waiters:
-                self.waiters.remove(waiter)
-            raise
+        woken = asyncio.get_running_loop().create_future()
+        callback = partial(_settle, woken)
+        if self.call_when(after, callback):
+            try:
+                await woken
+            except asyncio.CancelledError:
+                if callback in self.waiters:
+                    self.waiters.remove(callback)
+                raise
+
+
+def _settle(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
 
 
 def within(frames: list[Frame], max_bytes: int) -> list[Frame]:
@@ -191,9 +203,19 @@ class Local(Generic[AnyLog]):
                 gone.append(log.meta.stream_id)
         return gone
 
+    def peek(self, stream_id: str, after: int) -> Page | None:
+        log = self._logs.get(stream_id)
+        if log is None:
+            raise UnknownStream
+        return log.read(after, SLICE_FRAMES, SLICE_BYTES)
+
     async def wait(self, stream_id: str, after: int) -> None:
         if log := self._logs.get(stream_id):
             await log.wait(after)
+
+    def call_when(self, stream_id: str, after: int, callback: Callable[[], None]) -> bool:
+        log = self._logs.get(stream_id)
+        return log is not None and log.call_when(after, callback)
 
     def wake(self, stream_id: str) -> None:
         if log := self._logs.get(stream_id):

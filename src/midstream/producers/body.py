@@ -179,27 +179,42 @@ class Inflate:
     def __init__(self, encoding: str) -> None:
         if encoding not in ("gzip", "x-gzip", "deflate"):
             raise malformed(f"the upstream answered in Content-Encoding {encoding[:40]!r}, which was not asked for")
-        self._inflater = zlib.decompressobj(wbits=47)  # gzip or zlib, by the header
-        self._raw = encoding == "deflate"  # some servers send it without zlib's header
+        self._gzip = encoding != "deflate"
+        self._head = b""
+        self._inflater = zlib.decompressobj(wbits=31) if self._gzip else None
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The plain bytes, in pieces of at most 64 KiB, made as they are asked for."""
-        while data and not self._inflater.eof:
+        while data:
+            if self._inflater is None:
+                data = self._begin(data)
+                continue
             try:
                 piece = self._inflater.decompress(data, _INFLATE_STEP)
             except zlib.error:
-                if not self._raw:
-                    raise malformed("the upstream's compressed answer is broken") from None
-                self._raw, self._inflater = False, zlib.decompressobj(wbits=-15)
-                continue
-            self._raw = self._raw and not piece
+                raise malformed("the upstream's compressed answer is broken") from None
             data = self._inflater.unconsumed_tail
             if self._inflater.eof:
-                data = self._inflater.unused_data
-                if data.startswith(_GZIP_MAGIC):  # a further member; anything else there is padding
-                    self._inflater = zlib.decompressobj(wbits=47)
+                data, self._inflater = self._inflater.unused_data, None
             if piece:
                 yield piece
+
+    def _begin(self, data: bytes) -> bytes:
+        """Look at the two bytes that tell what follows; return what is to be inflated."""
+        head = self._head + data
+        if len(head) < 2:
+            self._head = head
+            return b""
+        self._head = b""
+        if not self._gzip:
+            # Servers disagree on whether `deflate` has zlib's header (RFC 1950, section 2.2), as it should.
+            has_header = head[0] & 0x0F == 8 and int.from_bytes(head[:2]) % 31 == 0
+            self._inflater = zlib.decompressobj(wbits=15 if has_header else -15)
+            return head
+        if head.startswith(_GZIP_MAGIC):  # one more member
+            self._inflater = zlib.decompressobj(wbits=31)
+            return head
+        return b""  # padding
 
 
 def _truncated(message: str) -> ProducerFailed:

@@ -38,7 +38,7 @@ class Limits:
 
 
 class Intake:
-    """Reads for `body` what comes from `content`; `started` is the loop's time at the request.
+    """Reads for `body` what `response` brings; `started` is the loop's time at the request.
 
     One timer serves all limits, and no chunk moves it: when it fires it looks how long ago the last bytes came, and is
     set again.  Time that the consumer takes between two reads is not the upstream's.
@@ -47,6 +47,7 @@ class Intake:
     __slots__ = (
         "_body",
         "_broken",
+        "_closed",
         "_content",
         "_end",
         "_first",
@@ -60,9 +61,9 @@ class Intake:
         "_waiting",
     )
 
-    def __init__(self, content: aiohttp.StreamReader, body: Body, limits: Limits, started: float) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, body: Body, limits: Limits, started: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._content = content
+        self._content = content = response.content
         self._body = body
         self._limits = limits
         self._first = started + limits.first_token
@@ -74,6 +75,9 @@ class Intake:
             partial(content.read, _COMPRESSED_READ) if body.compressed else content.readany
         )
         self._timer = self._armed()
+        self._closed = _closing(response)
+        if self._closed is not None:
+            self._closed.add_done_callback(self._lost)
 
     async def read(self) -> bytes:
         """The next bytes; b"" when no more will come, whether the body ended properly or was cut off.
@@ -110,6 +114,13 @@ class Intake:
 
     def stop(self) -> None:
         self._timer.cancel()
+        if self._closed is not None:
+            self._closed.remove_done_callback(self._lost)
+
+    def _lost(self, _: asyncio.Future[None]) -> None:
+        # Where the framing of the body breaks, aiohttp closes the connection and tells the reader nothing.
+        if not self._content.is_eof() and self._content.exception() is None:
+            self._content.set_exception(aiohttp.ClientPayloadError("the connection was closed"))
 
     def _due(self) -> tuple[float, str, float]:
         """When the next limit runs out, if nothing comes before; what it is called, and how many seconds it is."""
@@ -152,3 +163,19 @@ def _leftover(content: aiohttp.StreamReader) -> bytes:
     it may hold `[DONE]`."""
     content._exception = None
     return content.read_nowait()
+
+
+def _closing(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
+    """What is done when the connection is lost; None where the whole body has come already."""
+    protocol = response.connection.protocol if response.connection is not None else None
+    closed = protocol.closed if protocol is not None else None
+    if closed is not None:
+        # It belongs to the connection, which may outlive this answer: one callback on it looks at its exception.
+        closed.remove_done_callback(_retrieve)
+        closed.add_done_callback(_retrieve)
+    return closed
+
+
+def _retrieve(closed: asyncio.Future[None]) -> None:
+    if not closed.cancelled():
+        closed.exception()

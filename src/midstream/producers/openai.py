@@ -13,6 +13,7 @@ or `aclose()`: the connection is closed at once, before the first token too.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -108,7 +109,7 @@ class OpenAIUpstream:
                 response.headers.get("Content-Type", ""),
                 self._max_event_bytes,
             )
-            intake = Intake(response.content, answer, self.limits, started)
+            intake = Intake(response, answer, self.limits, started)
             while not answer.done and (data := await intake.read()):
                 if chunks := answer.take(data):
                     yield chunks
@@ -188,7 +189,7 @@ class OpenAIUpstream:
             async with asyncio.timeout_at(started + patience):
                 return await self.connections.session.post(
                     self._at(_PATHS[route]),
-                    data=orjson.dumps(asked),
+                    data=_payload(asked),
                     headers=self._headers(headers),
                     allow_redirects=False,
                     timeout=aiohttp.ClientTimeout(total=None, connect=self.limits.connect),
@@ -336,6 +337,12 @@ def _choices_asked(body: Mapping[str, Any], route: Route) -> int:
     prompts = body.get("prompt") if route == "completions" else None
     several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
     return (asked if type(asked) is int and asked > 0 else 1) * (len(prompts) if prompts and several else 1)
+
+
+def _payload(asked: dict[str, Any]) -> bytes | io.BytesIO:
+    body = orjson.dumps(asked)
+    # aiohttp writes bytes in one go, and warns of what that does to the loop above this size.
+    return body if len(body) <= 2**20 else io.BytesIO(body)
 
 
 def _inflate(response: aiohttp.ClientResponse) -> Inflate | None:

@@ -115,7 +115,9 @@ class Gateway:
                 Route("/openapi.json", self._openapi, methods=["GET"]),
                 Route("/", self._page, methods=["GET"]),
                 Mount("/web", _Static(str(web))),
-            ]
+            ],
+            # A redirect would name the host that the caller named, and make a POST of another path.
+            redirect_slashes=False,
         )
         gate = Gate(
             frozenset(self.settings.cors_origin),

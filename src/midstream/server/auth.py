@@ -13,7 +13,6 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -81,9 +80,7 @@ class Keys:
     def of_session(self, cookie: str, now: float) -> Caller:
         """Whose cookie this is.  It is signed under the key it was made with: when that key goes, so does it."""
         try:
-            claim, signature = (
-                urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in cookie.split(".")
-            )
+            claim, signature = (urlsafe_b64decode(part + "=" * (-len(part) % 4)) for part in cookie.split("."))
             fields = orjson.loads(claim)
             owner, ends = fields["o"], fields["e"]
         except (ValueError, KeyError, TypeError):
@@ -132,9 +129,7 @@ def read_keys(path: str | os.PathLike[str]) -> Keys:
     digests = {key.digest: key.caller for key in keys}
     for key in keys:
         if digests[key.digest] != key.caller:
-            raise ValueError(
-                f"{path}: {key.caller.owner!r} and {digests[key.digest].owner!r} have the same key"
-            )
+            raise ValueError(f"{path}: {key.caller.owner!r} and {digests[key.digest].owner!r} have the same key")
     return Keys(keys)
 
 
@@ -144,15 +139,13 @@ def _key(line: str, where: str) -> Key:
     if not _NAME.fullmatch(name):
         raise ValueError(f"{where}: the name must be 1 to 64 of A-Z a-z 0-9 _ . @ -")
     if len(key) < 8 or not key.isascii() or not key.isprintable() or " " in key:
-        raise ValueError(
-            f"{where}: the key of {name!r} must be at least 8 printable ASCII characters without spaces"
-        )
+        raise ValueError(f"{where}: the key of {name!r} must be at least 8 printable ASCII characters without spaces")
     if role not in ("", "admin"):
         raise ValueError(f"{where}: after the key only `:admin` may follow")
     return Key(Caller(name, admin=role == "admin"), _digest(key))
 
 
-# --- browsers ----------------------------------------------------------------------------------------------------------
+# --- browsers ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +165,7 @@ class Gate:
         if origin.lower() in self.cors_origins:
             return True
         if host is None or not _same_site(origin, host):
-            raise ForbiddenOrigin(
-                f"pages of {origin} may not use this gateway; add --cors-origin to let them in"
-            )
+            raise ForbiddenOrigin(f"pages of {origin} may not use this gateway; add --cors-origin to let them in")
         return False
 
     def _ours(self, host: str | None) -> bool:
@@ -194,17 +185,22 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def _hostname(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
-
-
+# Name or bracketed address, and port, all of it (RFC 3986, section 3.2): what merely begins like a name of ours is none.
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE | re.ASCII)
+_ORIGIN = re.compile(r"(https?)://(.+)", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+
+
+def _hostname(host: str) -> str:
+    """The name in a `Host` header, in lower case; empty when the header is none."""
+    match = _HOST.fullmatch(host)
+    return (match[1] or match[2]).lower() if match else ""
 
 
 def _same_site(origin: str, host: str) -> bool:
     """Whether an origin's host:port is that of `Host`.  The scheme is not compared: TLS may end before us."""
-    parts = urlsplit(origin.lower())
-    default = _DEFAULT_PORTS.get(parts.scheme, "")
-    return bool(parts.netloc) and parts.netloc.removesuffix(default) == host.lower().removesuffix(default)
+    match = _ORIGIN.fullmatch(origin)
+    if match is None or _HOST.fullmatch(host) is None:
+        return False
+    default = _DEFAULT_PORTS[match[1].lower()]
+    return match[2].lower().removesuffix(default) == host.lower().removesuffix(default)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -65,7 +64,7 @@ class Guard:
             scope[DIRECT] = send
             scope["app"] = self._app  # makes the router raise for what it does not know, instead of answering text
             await self._app(scope, receive, watched)
-        except Exception as error:  # noqa: BLE001  # whatever went wrong, the caller gets an answer of the usual shape
+        except Exception as error:  # whatever went wrong, the caller gets an answer of the usual shape
             if started:
                 raise
             await self._answer(error)(scope, receive, watched)
@@ -90,7 +89,7 @@ class Guard:
             return error_response(error)
         if isinstance(error, HTTPException):
             if error.status_code == 405:
-                allow = (error.headers or {}).get("Allow", "")
+                allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
                 response = error_response(MethodNotAllowed(f"this route takes {allow}"))
                 response.headers["allow"] = allow
                 return response
@@ -106,15 +105,17 @@ def takes_cookie(scope: Scope) -> bool:
 
 
 def session_cookie(scope: Scope) -> str | None:
-    """The value of our cookie, if the request has one."""
+    """The value of our cookie, if the request has one.
+
+    Cut out by hand (RFC 6265, section 5.4): the ports of a host share their cookies, and `http.cookies` gives up at the
+    first one that another program has set in a shape it does not like.
+    """
     for name, value in scope["headers"]:
         if name == b"cookie":
-            try:
-                morsel = SimpleCookie(value.decode("latin-1")).get(SESSION_COOKIE)
-            except CookieError:
-                continue
-            if morsel is not None:
-                return morsel.value
+            for pair in value.decode("latin-1").split(";"):
+                key, _, text = pair.partition("=")
+                if key.strip() == SESSION_COOKIE:
+                    return text.strip()
     return None
 
 

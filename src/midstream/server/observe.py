@@ -73,22 +73,16 @@ class Observer(Collector):
         if streams is None:
             return
         readers = [follow for several in streams.readers.values() for follow in several]
-        yield _gauge(
-            "midstream_streams_open", "Open streams with a writer in this process", len(streams.writers)
-        )
+        yield _gauge("midstream_streams_open", "Open streams with a writer in this process", len(streams.writers))
         yield _gauge("midstream_readers", "Readers connected to this process", len(readers))
         yield _gauge("midstream_retained_bytes", "Bytes the journal holds", streams.journal.retained_bytes())
-        yield _gauge(
-            "midstream_reader_lag_records", "Records the slowest reader is behind", _worst_lag(streams)
-        )
+        yield _gauge("midstream_reader_lag_records", "Records the slowest reader is behind", _worst_lag(streams))
         yield _counter("midstream_streams_opened", "Generations begun", streams.totals.opened)
         appended = self._appended + sum(writer.appended for writer in streams.writers.values())
         yield _counter("midstream_records_appended", "Records journaled", appended)
         delivered = streams.totals.delivered + sum(follow.position - follow.first for follow in readers)
         yield _counter("midstream_records_delivered", "Records handed to readers", delivered)
-        yield _counter(
-            "midstream_readers_stalled", "Readers cut off for taking nothing", streams.totals.stalled
-        )
+        yield _counter("midstream_readers_stalled", "Readers cut off for taking nothing", streams.totals.stalled)
         yield _by("midstream_streams_ended", "Streams ended, by how", "status", self._ended)
         yield _by("midstream_resumes", "Resumes, by what came of them", "outcome", streams.totals.resumed)
         yield _by("midstream_refused", "Requests refused, by code", "code", self.refused)

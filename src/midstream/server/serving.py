@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from midstream.errors import BadRequest
 from midstream.server.app import Gateway
-from midstream.transports.sse import ABORT
+from midstream.transports.http import error_body, json_response
+from midstream.transports.sse import PIPE
+from midstream.wire import SEND_STALL
 
 _log = logging.getLogger("midstream")
 
@@ -25,15 +28,47 @@ _GC_THRESHOLD = 50_000
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, that also tells the application how to drop the connection.
+    """uvicorn's protocol, that is also the `Pipe` of the response it is sending (one at a time per connection)."""
 
-    ASGI has no word for it, and closing politely waits for a peer that has stopped reading.
-    """
+    _gone: Callable[[], None] | None = None
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})  # type: ignore[assignment]
-        extensions[ABORT] = self.transport.abort
+        extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})
+        extensions[PIPE] = self
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused in the shape of every other error."""
+        answer = json_response(error_body(BadRequest(msg)), 400, {"connection": "close"})
+        head = [b"%b: %b\r\n" % pair for pair in answer.raw_headers]
+        self.transport.write(b"".join((b"HTTP/1.1 400 Bad Request\r\n", *head, b"\r\n", answer.body)))
+        self.transport.close()
+
+    def carries(self, send: Send) -> bool:
+        return getattr(send, "__self__", None) is self.cycle and bool(self.cycle.chunked_encoding)
+
+    def write_chunk(self, data: bytes) -> bool:
+        if self.cycle.disconnected:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # RFC 9112, section 7.1
+        return not self.flow.write_paused
+
+    async def drain(self) -> None:
+        if not self.cycle.disconnected:
+            await self.flow.drain()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def when_gone(self, callback: Callable[[], None] | None) -> None:
+        self._gone = callback
+        if callback is not None and self.cycle.disconnected:
+            callback()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._gone is not None:
+            self._gone()
 
 
 class Server(uvicorn.Server):
@@ -52,12 +87,14 @@ class Server(uvicorn.Server):
                 access_log=False,
                 log_config=None,
                 server_header=False,
+                proxy_headers=False,
                 backlog=4096,
                 timeout_keep_alive=75,
             )
         )
         self._gateway = gateway
         self._on_started = on_started
+        self._draining: asyncio.Future[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -67,16 +104,18 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """First signal: stop accepting, and let readers stay until their streams end or `--drain` has passed."""
-        draining = asyncio.ensure_future(self._gateway.drain())
+        self._draining = asyncio.ensure_future(self._gateway.drain())
         await super().shutdown(sockets)
         if self.force_exit:
-            draining.cancel()
-        await asyncio.wait([draining])
+            self._draining.cancel()
+        await asyncio.wait([self._draining])
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """A second signal, of whichever kind, is at once."""
+        """A second signal, of whichever kind, is at once, also when no reader but only the drain is waited for."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        if self.force_exit and self._draining is not None:
+            self._draining.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -94,7 +133,7 @@ class Server(uvicorn.Server):
 
 
 async def serve(gateway: Gateway, on_started: Callable[[str], None]) -> None:
-    """Run until a signal.  `on_started` is given the address.  Raises what `Gateway.start` does, OSError for the port."""
+    """Run until a signal.  `on_started` is given the address.  Raises what `Gateway.start` does, OSError (the port)."""
     with bound(gateway.settings.host, gateway.settings.port) as listener:
         await gateway.start()
         gc.collect()
@@ -110,8 +149,12 @@ async def serve(gateway: Gateway, on_started: Callable[[str], None]) -> None:
 def bound(host: str, port: int) -> Iterator[socket.socket]:
     """The listening socket, bound before the journal is touched: a taken port must leave a journal alone."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+    # Named as TCP, or asyncio leaves Nagle's delay on: 40 ms for an answer of more than one write.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # accepted connections inherit it
+            # A silent stream sends too little to fill a socket: only the kernel sees that nobody acknowledges it.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SEND_STALL * 1000))
         listener.bind((host, port))
         listener.set_inheritable(False)
         yield listener

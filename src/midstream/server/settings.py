@@ -43,7 +43,7 @@ def count(text: str) -> int:
     return value
 
 
-def port(text: str) -> int:
+def tcp_port(text: str) -> int:
     """A TCP port; 0: any free one, or off.  Raises ValueError."""
     value = int(text)
     if not 0 <= value <= 65535:
@@ -70,8 +70,8 @@ class Settings:
     """What `midstream serve` can be told."""
 
     host: str = _setting("127.0.0.1", str, "ADDRESS", "address to listen on")
-    port: int = _setting(8400, port, "PORT", "port for HTTP; 0 takes a free one")
-    grpc_port: int = _setting(8401, port, "PORT", "port for gRPC (a later version serves it); 0 is off")
+    port: int = _setting(8400, tcp_port, "PORT", "port for HTTP; 0 takes a free one")
+    grpc_port: int = _setting(8401, tcp_port, "PORT", "port for gRPC (a later version serves it); 0 is off")
     upstream: tuple[str, ...] = _setting(
         (),
         str,
@@ -79,15 +79,11 @@ class Settings:
         "an OpenAI-compatible endpoint, such as http://127.0.0.1:8080/v1, for the models that match PATTERN (all "
         "without one); may be given several times, the first that matches serves; `scripted:` is a simulation",
     )
-    journal: str = _setting(
-        "sqlite:///midstream.db", str, "URL", "where records are kept: memory: or sqlite:///FILE"
-    )
+    journal: str = _setting("sqlite:///midstream.db", str, "URL", "where records are kept: memory: or sqlite:///FILE")
     keys_file: str | None = _setting(
         None, str, "FILE", "keys, one `name:key` or `name:key:admin` a line; SIGHUP re-reads"
     )
-    heartbeat: float = _setting(
-        15.0, seconds, "S", "seconds of silence after which a reader is sent a sign of life"
-    )
+    heartbeat: float = _setting(15.0, seconds, "S", "seconds of silence after which a reader is sent a sign of life")
     retain: float = _setting(
         600.0, seconds, "S", "seconds a finished stream is kept after its last access (24 h at most)"
     )
@@ -97,20 +93,12 @@ class Settings:
         "S",
         "cancel a generation that nobody has read or asked for in so many seconds (default: never)",
     )
-    upstream_connect: float = _setting(
-        5.0, seconds, "S", "seconds an upstream may take to accept a connection"
-    )
-    upstream_first_token: float = _setting(
-        300.0, seconds, "S", "seconds an upstream may take to its first token"
-    )
-    upstream_idle: float = _setting(
-        120.0, seconds, "S", "seconds an upstream may be silent between two bytes"
-    )
+    upstream_connect: float = _setting(5.0, seconds, "S", "seconds an upstream may take to accept a connection")
+    upstream_first_token: float = _setting(300.0, seconds, "S", "seconds an upstream may take to its first token")
+    upstream_idle: float = _setting(120.0, seconds, "S", "seconds an upstream may be silent between two bytes")
     upstream_total: float = _setting(1800.0, seconds, "S", "seconds an upstream may take for a whole answer")
     drain: float = _setting(30.0, seconds, "S", "seconds that open streams have to finish at SIGTERM")
-    max_stream_bytes: int = _setting(
-        8 * 1024**2, size, "BYTES", "memory of one stream; past it the oldest records go"
-    )
+    max_stream_bytes: int = _setting(8 * 1024**2, size, "BYTES", "memory of one stream; past it the oldest records go")
     max_stream_records: int = _setting(100_000, count, "N", "records of one stream; past it the oldest go")
     max_streams: int = _setting(10_000, count, "N", "open streams of this process")
     max_streams_per_owner: int = _setting(1_000, count, "N", "open streams of one owner in this process")
@@ -131,15 +119,11 @@ class Settings:
 
     @property
     def limits(self) -> Limits:
-        return Limits(
-            self.max_streams, self.max_streams_per_owner, self.heartbeat, self.retain, self.abandon_after
-        )
+        return Limits(self.max_streams, self.max_streams_per_owner, self.heartbeat, self.retain, self.abandon_after)
 
     @property
     def upstream_limits(self) -> UpstreamLimits:
-        return UpstreamLimits(
-            self.upstream_connect, self.upstream_first_token, self.upstream_idle, self.upstream_total
-        )
+        return UpstreamLimits(self.upstream_connect, self.upstream_first_token, self.upstream_idle, self.upstream_total)
 
     @property
     def bounds(self) -> Bounds:

@@ -16,6 +16,9 @@ from midstream.wire import BARE_ERRORS, HTTP_STATUS, POSITION_ERRORS
 # Where a wrapper that only looks at the first message of an answer leaves the server's own `send` for the rest.
 DIRECT = "midstream.send"
 
+# No route takes more than two; every one is looked at.
+_MAX_QUERY_FIELDS = 100
+
 NO_STORE = {"cache-control": "no-store"}
 
 
@@ -37,14 +40,19 @@ def header(scope: Scope, name: bytes) -> str | None:
     values = [value for key, value in scope["headers"] if key == name]
     if len(values) > 1:
         raise BadRequest(f"the header {name.decode()} stands {len(values)} times; send it once")
-    return values[0].decode("latin-1") if values else None
+    # Blanks around a value are no part of it (RFC 9110, section 5.5); parsers leave those after it.
+    return values[0].strip(b" \t").decode("latin-1") if values else None
 
 
 def query(scope: Scope, allowed: Iterable[str]) -> dict[str, list[str]]:
     """The query's fields, each with all its values.  Raises BadRequest for a field the route does not take."""
     fields: dict[str, list[str]] = {}
     text = scope["query_string"].decode("latin-1")
-    for name, value in parse_qsl(text, keep_blank_values=True, max_num_fields=100):
+    try:
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
+    except ValueError:
+        raise BadRequest(f"more than {_MAX_QUERY_FIELDS} query fields") from None
+    for name, value in pairs:
         fields.setdefault(name, []).append(value)
     known = set(allowed)
     for name in fields:
@@ -90,9 +98,7 @@ async def read_json(scope: Scope, receive: Receive, max_body: int) -> dict[str, 
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(
-        orjson.dumps(content), status, headers=NO_STORE | (headers or {}), media_type="application/json"
-    )
+    return Response(orjson.dumps(content), status, headers=NO_STORE | (headers or {}), media_type="application/json")
 
 
 def error_response(error: MidstreamError) -> Response:

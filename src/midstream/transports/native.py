@@ -20,15 +20,16 @@ from midstream.cursor import Cursor
 from midstream.errors import (
     BadCursor,
     BadRequest,
+    CursorExpired,
     IdempotencyMismatch,
-    MethodNotAllowed,
+    ShuttingDown,
     UnknownModel,
 )
 from midstream.records import Answer as ChoiceAnswer
 from midstream.records import StreamState
 from midstream.streams import Answer, Opened, Streams
 from midstream.transports.http import caller, header, json_response, query, read_json
-from midstream.transports.sse import Connection, interrupt_when_gone, no_content, only
+from midstream.transports.sse import interrupt_when_gone, only, serve_stream
 from midstream.wire import (
     FROM_START,
     H_IDEMPOTENCY,
@@ -67,17 +68,20 @@ class NativeApi:
     """The routes, over the core."""
 
     streams: Streams
-    sources: Sources
+    sources: Sources | None  # None: streams are opened elsewhere, there is no route to create them
     max_body: int
 
     def routes(self) -> list[Route]:
         def asgi(serve: Callable[[Scope, Receive, Send], Awaitable[None]]) -> Any:
             return _Endpoint(serve)
 
+        stream = Route("/v1/stream/{stream_id}", asgi(self.stream), methods=["GET", "DELETE"])
+        stream.methods = {"GET", "DELETE"}  # not HEAD, which comes with GET: it would follow the stream to its end
+        create = [Route("/v1/stream", asgi(self.create), methods=["POST"])] if self.sources else []
         return [
-            Route("/v1/stream", asgi(self.create), methods=["POST"]),
+            *create,
             Route("/v1/streams", self.list, methods=["GET"]),
-            Route("/v1/stream/{stream_id}", asgi(self.stream), methods=["GET", "DELETE"]),
+            stream,
             Route("/v1/stream/{stream_id}/state", self.state, methods=["GET"]),
             Route("/v1/stream/{stream_id}/snapshot", self.snapshot, methods=["GET"]),
             Route("/v1/stream/{stream_id}/ack", self.ack, methods=["POST"]),
@@ -97,15 +101,16 @@ class NativeApi:
         if not asked.stream:
             await (await self._whole(stream_id, owner, receive))(scope, receive, send)
             return
-        await self._follow(scope, receive, send, Cursor(stream_id, 0), stream_id)
+        await serve_stream(scope, receive, send, self.streams, stream_id, owner, Cursor(stream_id, 0))
 
     async def _open(self, scope: Scope, owner: str, body: dict[str, Any], asked: _Asked) -> Opened:
         key = header(scope, H_IDEMPOTENCY.lower().encode())
         names = [f"{owner}/idem/{_idempotency_key(key)}"] if key is not None else []
-        digest = _digest("/v1/stream", body)
+        digest, request = _kept("/v1/stream", body)
         if names and (known := await self.streams.find(names[0])) is not None:
             opened = Opened(await self.streams.owned(known, owner), existed=True)
         else:
+            assert self.sources is not None
             model = asked.model or await self.sources.default_model()
             source = self.sources.for_model(model)
             if source is None:
@@ -116,7 +121,7 @@ class NativeApi:
                 owner,
                 model,
                 lambda: source.generate(upstream_body, "chat", {"traceparent": trace} if trace else None),
-                request=orjson.dumps({"route": "/v1/stream", "body": body, "digest": digest}),
+                request=request,
                 names=names,
                 abandon_after=asked.abandon_after,
             )
@@ -126,17 +131,11 @@ class NativeApi:
 
     async def _whole(self, stream_id: str, owner: str, receive: Receive) -> Response:
         """Wait for the end, then answer with all of it."""
-        state = await self.streams.owned(stream_id, owner)
-        follow = await self.streams.follow(stream_id, owner, state.highest_seq)
-        if follow is not None:
-            gone = asyncio.ensure_future(interrupt_when_gone(receive, follow))
-            try:
-                async for _ in follow:
-                    pass
-            finally:
-                self.streams.leave(follow)
-                gone.cancel()
+        while not await self._over(stream_id, owner, receive):
+            pass
         answer = await self.streams.answer(stream_id, owner)
+        if not answer.state.ended:
+            raise ShuttingDown("this process ended before the answer did; resume its stream", stream_id=stream_id)
         body = answer_json(answer)
         headers = {H_STREAM_ID: stream_id, "location": f"/v1/stream/{stream_id}"}
         if answer.state.status == "done":
@@ -145,35 +144,37 @@ class NativeApi:
             "code": answer.state.status,
             "message": f"the stream is {answer.state.status}",
         }
-        return json_response(
-            {"error": error["code"], "detail": error["message"], "stream_id": stream_id}, 502, headers
-        )
+        return json_response({"error": error["code"], "detail": error["message"], "stream_id": stream_id}, 502, headers)
+
+    async def _over(self, stream_id: str, owner: str, receive: Receive) -> bool:
+        """Wait for the end.  False: the reader was overtaken, which is nothing to who only wants the sum of it all."""
+        state = await self.streams.owned(stream_id, owner)
+        follow = await self.streams.follow(stream_id, owner, state.highest_seq)
+        if follow is None:
+            return True
+        gone = asyncio.ensure_future(interrupt_when_gone(receive, follow))
+        try:
+            async for _ in follow:
+                pass
+        except CursorExpired:
+            return False
+        finally:
+            self.streams.leave(follow)
+            gone.cancel()
+        return True
 
     # --- resume -----------------------------------------------------------------------------------------------------
 
     async def stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """GET: everything after the position, then live.  DELETE: cancel and forget."""
         stream_id = scope["path_params"]["stream_id"]
-        if scope["method"] == "HEAD":
-            raise MethodNotAllowed("this route takes GET, DELETE")
         if scope["method"] == "DELETE":
             query(scope, ())
             await self.streams.forget(stream_id, caller(scope).owner)
             await json_response({"stream_id": stream_id, "deleted": True})(scope, receive, send)
             return
-        await self._follow(scope, receive, send, _position(scope, stream_id), stream_id)
-
-    async def _follow(
-        self, scope: Scope, receive: Receive, send: Send, position: Cursor, stream_id: str
-    ) -> None:
-        connection = Connection(scope, receive, send)
-        follow = await self.streams.follow(
-            stream_id, caller(scope).owner, position.seq, of=position.stream_id, abort=connection.abort
-        )
-        if follow is None:
-            await no_content(send, stream_id)
-            return
-        await connection.serve(self.streams, follow, self.streams.limits.heartbeat)
+        owner = caller(scope).owner
+        await serve_stream(scope, receive, send, self.streams, stream_id, owner, position(scope, stream_id))
 
     # --- control ----------------------------------------------------------------------------------------------------
 
@@ -234,7 +235,7 @@ class _Endpoint:
         await self._serve(scope, receive, send)
 
 
-def _position(scope: Scope, stream_id: str) -> Cursor:
+def position(scope: Scope, stream_id: str) -> Cursor:
     """The position of a resume: `cursor`, else `Last-Event-ID`, else `from`.
 
     The one that is used must be good: a bad one is refused, never passed over for a lower one (I4).  Raises BadCursor.
@@ -299,9 +300,7 @@ def _asked(body: dict[str, Any]) -> _Asked:
         raise BadRequest("'stream' must be true or false")
     abandon_after = rest.pop("abandon_after", None)
     if abandon_after is not None and (
-        isinstance(abandon_after, bool)
-        or not isinstance(abandon_after, (int, float))
-        or not 0 < abandon_after < 1e9
+        isinstance(abandon_after, bool) or not isinstance(abandon_after, (int, float)) or not 0 < abandon_after < 1e9
     ):
         raise BadRequest("'abandon_after' must be a number of seconds above 0")
     return _Asked(rest, model, stream, abandon_after)
@@ -313,10 +312,17 @@ def _idempotency_key(key: str) -> str:
     return key
 
 
-def _digest(route: str, body: dict[str, Any]) -> str:
-    """Equal for equal requests, whatever the order of their fields."""
-    canonical = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
-    return hashlib.blake2b(route.encode() + b"\0" + canonical, digest_size=16).hexdigest()
+def _kept(route: str, body: dict[str, Any]) -> tuple[str, bytes]:
+    """A digest, equal for equal requests whatever the order of their fields, and what is kept with the stream.
+
+    Raises BadRequest for a body nested so deep that nobody could pass it on.
+    """
+    try:
+        canonical = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+        digest = hashlib.blake2b(route.encode() + b"\0" + canonical, digest_size=16).hexdigest()
+        return digest, orjson.dumps({"route": route, "body": body, "digest": digest})
+    except orjson.JSONEncodeError:
+        raise BadRequest("the body is nested too deep") from None
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.wire import (
+    CANCELLED,
+    FAILURES,
     FROM_START,
     H_HEARTBEAT,
     H_IDEMPOTENCY,
@@ -35,11 +37,12 @@ _SCHEMAS: dict[str, Any] = {
         "type": "object",
         "required": ["error"],
         "properties": {
-            "error": {"type": "string", "enum": sorted(HTTP_STATUS)},
+            "error": {"type": "string", "enum": sorted({*HTTP_STATUS, *FAILURES, CANCELLED})},
             "detail": {"type": "string", "description": "For people: what happened and what to do"},
             "oldest_available": {"type": ["integer", "null"]},
             "highest_seq": _SEQ,
             "action": {"type": "string", "enum": ["restart"]},
+            "stream_id": {"type": "string", "description": "Of the stream that failed, with `stream: false`"},
         },
     },
     "Create": {
@@ -118,7 +121,7 @@ def _parameter(name: str, where: str, description: str, **schema: Any) -> dict[s
 def _errors(*statuses: int) -> dict[str, Any]:
     """The error answers of a route, each naming the codes it may carry."""
     answers = {}
-    for status in sorted({401, 403, 421, 503, *statuses}):
+    for status in sorted({400, 401, 403, 421, 500, 503, *statuses}):
         codes = ", ".join(code for code, its in HTTP_STATUS.items() if its == status)
         answers[str(status)] = _json(codes, _ref("Error"))
     return answers
@@ -194,9 +197,7 @@ def _stream_paths() -> dict[str, Any]:
                 parameters=[idempotency],
             )
         },
-        "/v1/streams": {
-            "get": _operation("Your streams, newest first", {"200": _json("Them", listing)} | _errors())
-        },
+        "/v1/streams": {"get": _operation("Your streams, newest first", {"200": _json("Them", listing)} | _errors())},
         "/v1/stream/{stream_id}": {
             "parameters": [_STREAM_ID],
             "get": _operation(
@@ -224,9 +225,7 @@ def _stream_paths() -> dict[str, Any]:
         },
         "/v1/stream/{stream_id}/cancel": {
             "parameters": [_STREAM_ID],
-            "post": _operation(
-                "Stop the generation", {"200": _json("How it ended", cancelled)} | _errors(404)
-            ),
+            "post": _operation("Stop the generation", {"200": _json("How it ended", cancelled)} | _errors(404)),
         },
     }
 
@@ -234,16 +233,13 @@ def _stream_paths() -> dict[str, Any]:
 def _other_paths() -> dict[str, Any]:
     def public(summary: str, kind: str, *statuses: int) -> dict[str, Any]:
         answer = {"description": summary, "content": {kind: {}}}
-        return {
-            "get": {"summary": summary, "responses": {str(status): answer for status in (200, *statuses)}}
-        }
+        return {"get": {"summary": summary, "responses": {str(status): answer for status in (200, *statuses)}}}
 
     return {
         "/v1/session": {
             "post": _operation(
                 "A cookie for EventSource and WebSocket, which cannot send a key",
-                {"204": {"description": "The cookie is set (none without keys, where none is needed)"}}
-                | _errors(),
+                {"204": {"description": "The cookie is set (none without keys, where none is needed)"}} | _errors(),
             )
         },
         "/healthz": public("The process is alive", "application/json"),

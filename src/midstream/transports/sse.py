@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
 
 from midstream.codec.sse import ping, retry
+from midstream.cursor import Cursor
 from midstream.errors import BadCursor, CursorExpired
 from midstream.follow import Follow
+from midstream.records import Page
 from midstream.streams import Streams
 from midstream.transports.http import DIRECT, error_body
 from midstream.wire import EXPIRED, H_HEARTBEAT, H_STREAM_ID
@@ -25,8 +27,33 @@ from midstream.wire import EXPIRED, H_HEARTBEAT, H_STREAM_ID
 _RETRY = (1000, 3000)
 _PING = ping()
 
-# Where a server lets us reach the connection itself: `abort` drops it with what is still unsent.
-ABORT = "midstream.abort"
+# Where a server that can do more than ASGI leaves a Pipe: in the scope's extensions.
+PIPE = "midstream.pipe"
+
+
+class Pipe(Protocol):
+    """The connection below ASGI: what is written goes out as it is, one chunk of HTTP's chunked coding per write.
+
+    One ASGI message per record costs a task switch, a dict and two coroutines beside the write itself.
+    """
+
+    def carries(self, send: Send) -> bool:
+        """Whether `send` is the server's own, its response has begun, and its body is sent in chunks.
+
+        A wrapper around it may be changing the body; then nothing may go past it.
+        """
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Send.  False: the buffer is full, or the peer has gone."""
+
+    async def drain(self) -> None:
+        """Return when there is room again, or the peer has gone."""
+
+    def abort(self) -> None:
+        """Drop the connection with what is unsent; closing politely waits for a peer that has stopped reading."""
+
+    def when_gone(self, callback: Callable[[], None] | None) -> None:
+        """Call back when the peer has gone."""
 
 
 def stream_headers(stream_id: str, heartbeat: float) -> list[tuple[bytes, bytes]]:
@@ -51,50 +78,78 @@ class Connection:
         self._receive = receive
         self._send = send
         self._send_body: Send = scope.get(DIRECT, send)
-        self._abort: Callable[[], None] | None = scope.get("extensions", {}).get(ABORT)
+        self._pipe: Pipe | None = scope.get("extensions", {}).get(PIPE)
         self._task = asyncio.current_task()
         self._aborted = False
 
     def abort(self) -> None:
         """The peer takes nothing any more: drop the connection, and stop waiting for it."""
         self._aborted = True
-        if self._abort is not None:
-            self._abort()
+        if self._pipe is not None:
+            self._pipe.abort()
         elif self._task is not None:
             self._task.cancel()
 
     async def serve(self, streams: Streams, follow: Follow, heartbeat: float) -> None:
         """Send everything the reader gives, until its stream ends, it is interrupted, or the peer has gone."""
-        gone = asyncio.ensure_future(interrupt_when_gone(self._receive, follow))
         try:
             headers = stream_headers(follow.stream_id, heartbeat)
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._write(retry(random.randint(*_RETRY)))
-            await self._pump(follow)
+            try:
+                await self._carry(follow, retry(random.randint(*_RETRY)))
+            except CursorExpired as error:
+                # No id: a reader that was overtaken must not take this for a position it has reached.
+                body = orjson.dumps(error_body(error))
+                await self._write(b"event: %b\ndata: %b\n\n" % (EXPIRED.encode(), body))
             await self._send_body({"type": "http.response.body", "body": b"", "more_body": False})
         except asyncio.CancelledError:
             if not self._aborted:
                 raise
         finally:
             streams.leave(follow)
-            gone.cancel()
 
-    async def _pump(self, follow: Follow) -> None:
-        send = self._send_body
-        message: dict[str, Any] = {"type": "http.response.body", "more_body": True}
+    async def _carry(self, follow: Follow, opening: bytes) -> None:
+        """Past ASGI where the server lets us, else through it.  `opening` goes out with the first page."""
+        if self._pipe is not None and self._pipe.carries(self._send_body):
+            self._pipe.when_gone(follow.interrupt)
+            try:
+                await follow.feed(_Piped(self._pipe, opening))
+            finally:
+                self._pipe.when_gone(None)
+            return
+        gone = asyncio.ensure_future(interrupt_when_gone(self._receive, follow))
         try:
             while (page := await follow.next()) is not None:
-                frames = page.frames
-                # Everything new in one write: a write costs about the same for one frame as for a hundred.
-                message["body"] = (frames[0] if len(frames) == 1 else b"".join(frames)) if frames else _PING
-                await send(message)
-        except CursorExpired as error:
-            # No id: a reader that was overtaken must not take this for a position it has reached.
-            body = orjson.dumps(error_body(error))
-            await self._write(b"event: %b\ndata: %b\n\n" % (EXPIRED.encode(), body))
+                await self._write(opening + body_of(page))
+                opening = b""
+        finally:
+            gone.cancel()
 
     async def _write(self, body: bytes) -> None:
         await self._send_body({"type": "http.response.body", "body": body, "more_body": True})
+
+
+class _Piped:
+    """A pipe as the sink of a reader."""
+
+    __slots__ = ("_opening", "_write_chunk", "drain")
+
+    def __init__(self, pipe: Pipe, opening: bytes) -> None:
+        self._opening = opening
+        self._write_chunk = pipe.write_chunk
+        self.drain = pipe.drain
+
+    def write(self, page: Page) -> bool:
+        if self._opening:
+            opening, self._opening = self._opening, b""
+            return self._write_chunk(opening + body_of(page))
+        return self._write_chunk(body_of(page))
+
+
+def body_of(page: Page) -> bytes:
+    """Everything new in one write: a write costs about the same for one frame as for a hundred."""
+    frames = page.frames
+    return (frames[0] if len(frames) == 1 else b"".join(frames)) if frames else _PING
 
 
 async def interrupt_when_gone(receive: Receive, follow: Follow) -> None:
@@ -104,6 +159,18 @@ async def interrupt_when_gone(receive: Receive, follow: Follow) -> None:
         if message["type"] == "http.disconnect":
             follow.interrupt()
             return
+
+
+async def serve_stream(
+    scope: Scope, receive: Receive, send: Send, streams: Streams, stream_id: str, owner: str, position: Cursor
+) -> None:
+    """Answer with everything after the position, then live.  Raises, before anything is sent, what `follow` does."""
+    connection = Connection(scope, receive, send)
+    follow = await streams.follow(stream_id, owner, position.seq, of=position.stream_id, abort=connection.abort)
+    if follow is None:
+        await no_content(send, stream_id)
+    else:
+        await connection.serve(streams, follow, streams.limits.heartbeat)
 
 
 async def no_content(send: Send, stream_id: str) -> None:
