@@ -185,7 +185,7 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-# Name or bracketed address, and port, all of it (RFC 3986, section 3.2): what merely begins like a name of ours is none.
+# Name or bracketed address, and port (RFC 3986, section 3.2); what merely begins like a name of ours is none.
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.IGNORECASE | re.ASCII)
 _ORIGIN = re.compile(r"(https?)://(.+)", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}

@@ -110,7 +110,8 @@ def session_cookie(scope: Scope) -> str | None:
     Cut out by hand (RFC 6265, section 5.4): the ports of a host share their cookies, and `http.cookies` gives up at the
     first one that another program has set in a shape it does not like.
     """
-    for name, value in scope["headers"]:
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    for name, value in headers:
         if name == b"cookie":
             for pair in value.decode("latin-1").split(";"):
                 key, _, text = pair.partition("=")

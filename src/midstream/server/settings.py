@@ -212,6 +212,6 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
 
 
 def upstream_keys(environ: Mapping[str, str], upstreams: int) -> list[str | None]:
-    """The key of each upstream, in order: `MIDSTREAM_UPSTREAM_KEY_1`, `_2`, …, or one `MIDSTREAM_UPSTREAM_KEY` for all."""
+    """The key of each upstream, in order: `MIDSTREAM_UPSTREAM_KEY_1`, `_2`, …, or `MIDSTREAM_UPSTREAM_KEY` for all."""
     every = environ.get("MIDSTREAM_UPSTREAM_KEY")
     return [environ.get(f"MIDSTREAM_UPSTREAM_KEY_{at + 1}", every) or None for at in range(upstreams)]

@@ -60,7 +60,7 @@ class Sources(Protocol):
         """The first source whose pattern matches."""
 
     async def default_model(self) -> str:
-        """The first source's first model.  Raises UnknownModel where it lists none, ProducerFailed where it fails to."""
+        """The first source's first model.  Raises UnknownModel where it lists none, ProducerFailed on a failure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,25 @@
+"""The transport contract over every transport and every journal there is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from midstream.testing import sse_dial
+from midstream.testing.transport_contract import Connect, TransportContract
+
+JOURNALS = ("memory", "sqlite")
+
+
+@pytest.fixture(params=JOURNALS)
+def journal_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/journal.db"
+
+
+class TestSse(TransportContract):
+    """`TransportContract` is the suite; here stands only how to dial."""
+
+    @pytest.fixture
+    def connect(self) -> Connect:
+        return sse_dial.connect
