@@ -200,13 +200,12 @@ class Follow:
                 found = journal.peek(stream_id, self._handed)
                 if found is None:
                     break
-                page = self._take(found)
-                if page is not None:
+                if page := self._take(found):
                     full = not sink.write(page)
-                    self.position = self._handed
+                    self.position = handed = self._handed
                     if full or self.over:
                         break
-                    if self._handed < found.highest_seq:
+                    if handed < found.highest_seq:
                         continue
                 if not self.over and journal.call_when(stream_id, self._handed, self._woken):
                     self.waiting = True

@@ -113,21 +113,21 @@ def admit(counters: Counters, frames: list[Frame], epoch: int, first_seq: int) -
     raise OutOfSequence(expected, first_seq)
 
 
-def appended(counters: Counters, frames: list[Frame], now: float) -> None:
-    """Count an admitted batch in."""
-    counters.highest += len(frames)
+def appended(counters: Counters, frames: list[Frame], now: float) -> int:
+    """Count an admitted batch in, and return its bytes of memory."""
+    last, count = frames[-1], len(frames)
+    size = len(last) + FRAME_OVERHEAD if count == 1 else weight(frames)
+    counters.highest += count
+    counters.retained_bytes += size
     counters.last_batch = frames
-    counters.retained_bytes += weight(frames)
-    last = frames[-1]
     if last.find(_TOKEN_EVENT, 4, 38) < 0 and (status := status_after(last)) != OPEN:
         counters.status = status
         counters.ended_at = counters.last_access = now
+    return size
 
 
 def weight(frames: Sequence[Frame]) -> int:
     """Bytes of memory these frames hold."""
-    if len(frames) == 1:
-        return len(frames[0]) + FRAME_OVERHEAD
     return sum(map(len, frames)) + FRAME_OVERHEAD * len(frames)
 
 

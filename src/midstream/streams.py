@@ -65,30 +65,40 @@ class Totals:
 
 
 class _Starts:
-    """Lets producers start one per turn of the loop.
+    """Lets producers start one per turn of the loop, and while requests keep arriving lets these go first.
 
     A start is a request to an upstream, a third of a millisecond of work: twenty at once would hold up the first byte of
-    every reader that came with them.
+    every reader that came with them.  None waits longer than `_PATIENCE` seconds for others.
     """
+
+    _PATIENCE = 0.005
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._since = 0.0
+        self._arrived = False
 
     def wait(self) -> asyncio.Future[None]:
         """Done when it is this one's turn."""
         loop = asyncio.get_running_loop()
         go: asyncio.Future[None] = loop.create_future()
         if not self._waiting:
+            self._since = loop.time()
             loop.call_soon(self._next)
         self._waiting.append(go)
+        self._arrived = True
         return go
 
     def _next(self) -> None:
-        go = self._waiting.popleft()
-        if not go.done():
-            go.set_result(None)
+        loop = asyncio.get_running_loop()
+        if self._arrived and loop.time() - self._since < self._PATIENCE:
+            self._arrived = False
+        else:
+            go = self._waiting.popleft()
+            if not go.done():
+                go.set_result(None)
         if self._waiting:
-            asyncio.get_running_loop().call_soon(self._next)
+            loop.call_soon(self._next)
 
 
 class Streams:

@@ -8,6 +8,7 @@ import pytest
 
 from midstream.testing import sse_dial
 from midstream.testing.transport_contract import Connect, TransportContract
+from tests import narrow_dial
 
 JOURNALS = ("memory", "sqlite")
 
@@ -23,3 +24,15 @@ class TestSse(TransportContract):
     @pytest.fixture
     def connect(self) -> Connect:
         return sse_dial.connect
+
+
+class TestNarrow(TransportContract):
+    """The contract can be kept by a wire that shows none of what `Wire` lets it leave out."""
+
+    @pytest.fixture
+    def connect(self) -> Connect:
+        return narrow_dial.connect
+
+    @pytest.fixture
+    def journal_url(self) -> str:
+        return "memory:"

@@ -51,13 +51,12 @@ class Log:
 
     def append(self, frames: list[Frame], now: float, bounds: Bounds) -> None:
         counters = self.counters
-        before = counters.retained_bytes
+        size = rules.appended(counters, frames, now)
         self.frames += frames
-        rules.appended(counters, frames, now)
-        self.total.bytes += counters.retained_bytes - before
-        largest = len(frames[0]) if len(frames) == 1 else max(map(len, frames))
-        if largest > self.largest:
-            self.largest = largest
+        self.total.bytes += size
+        # Of one frame `size` is the size; of several it is more than that of the largest, which `read` can live with.
+        if size > self.largest:
+            self.largest = size if len(frames) == 1 else max(self.largest, max(map(len, frames)))
         if (
             counters.retained_bytes > bounds.max_stream_bytes // 2
             or counters.highest - counters.oldest >= bounds.max_stream_records
@@ -98,9 +97,13 @@ class Log:
     def read(self, after: int, limit: int, max_bytes: int) -> Page:
         counters = self.counters
         ahead = after + 1 - counters.oldest
-        frames = self.frames[self.head + ahead : self.head + ahead + limit] if ahead >= 0 else []
-        if len(frames) * self.largest > max_bytes:
-            frames = within(frames, max_bytes)
+        if ahead >= 0:
+            begin = self.head + ahead
+            frames = self.frames[begin : begin + limit]
+            if len(frames) * self.largest > max_bytes:
+                frames = within(frames, max_bytes)
+        else:
+            frames = []
         return Page(frames, after + len(frames), counters.highest, counters.oldest, counters.status)
 
     def retained(self) -> list[Frame]:
@@ -110,27 +113,11 @@ class Log:
         return self.counters.state(self.meta)
 
     def wake(self) -> None:
-        if self.waiters:
-            waiters, self.waiters = self.waiters, []
+        waiters = self.waiters
+        if waiters:
+            self.waiters = []
             for waiter in waiters:
                 waiter()
-
-    def call_when(self, after: int, callback: Callable[[], None]) -> bool:
-        if self.counters.highest > after or self.counters.status != OPEN:
-            return False
-        self.waiters.append(callback)
-        return True
-
-    async def wait(self, after: int) -> None:
-        woken = asyncio.get_running_loop().create_future()
-        callback = partial(_settle, woken)
-        if self.call_when(after, callback):
-            try:
-                await woken
-            except asyncio.CancelledError:
-                if callback in self.waiters:
-                    self.waiters.remove(callback)
-                raise
 
 
 def _settle(woken: asyncio.Future[None]) -> None:
@@ -207,15 +194,30 @@ class Local(Generic[AnyLog]):
         log = self._logs.get(stream_id)
         if log is None:
             raise UnknownStream
+        counters = log.counters
+        frames, ahead = log.frames, after + 1 - counters.oldest
+        if ahead >= 0 and after == counters.highest - 1:  # a live reader's case, by far the most frequent
+            return Page([frames[-1]], counters.highest, counters.highest, counters.oldest, counters.status)
         return log.read(after, SLICE_FRAMES, SLICE_BYTES)
 
     async def wait(self, stream_id: str, after: int) -> None:
-        if log := self._logs.get(stream_id):
-            await log.wait(after)
+        woken = asyncio.get_running_loop().create_future()
+        callback = partial(_settle, woken)
+        if self.call_when(stream_id, after, callback):
+            try:
+                await woken
+            except asyncio.CancelledError:
+                log = self._logs.get(stream_id)
+                if log is not None and callback in log.waiters:
+                    log.waiters.remove(callback)
+                raise
 
     def call_when(self, stream_id: str, after: int, callback: Callable[[], None]) -> bool:
         log = self._logs.get(stream_id)
-        return log is not None and log.call_when(after, callback)
+        if log is None or log.counters.highest > after or log.counters.status != OPEN:
+            return False
+        log.waiters.append(callback)
+        return True
 
     def wake(self, stream_id: str) -> None:
         if log := self._logs.get(stream_id):

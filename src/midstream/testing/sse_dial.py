@@ -25,6 +25,7 @@ class SseReader:
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.stream_id = response.headers[H_STREAM_ID]
+        self.at_end = response.status == 204  # all had been read before
         self.heartbeats = 0
         self.clean: bool | None = None
         self._decoder = Decoder()

@@ -143,7 +143,8 @@ class _Piped:
         if self._opening:
             opening, self._opening = self._opening, b""
             return self._write_chunk(opening + body_of(page))
-        return self._write_chunk(body_of(page))
+        frames = page.frames
+        return self._write_chunk(frames[0] if len(frames) == 1 else body_of(page))
 
 
 def body_of(page: Page) -> bytes:

@@ -455,8 +455,8 @@ async def test_a_stream_forgotten_with_records_on_the_way_leaves_nothing(
     journal = await opened()
     gone, kept = await written(journal, meta(clock), 3), await written(journal, meta(clock), 3)
     with stalled(path):
-        tasks = [await going(gone.say("on its way")), await going(gone.say("waiting"))]
-        tasks.append(await going(journal.expire(gone.stream_id)))
+        verbs = [journal.append(gone.stream_id, tokens(seq, ["x"]), epoch=1, first_seq=seq) for seq in (4, 5)]
+        tasks = [await going(verb) for verb in (*verbs, journal.expire(gone.stream_id))]
     await soon(asyncio.gather(*tasks))
     monkeypatch.setattr(sqlite_commit, "LOG_BYTES", 0)
     await kept.say("all to segments")
@@ -744,7 +744,8 @@ async def test_free_space_goes_back_to_the_disk(
     await journal.sweep()
     once = table(path, "PRAGMA page_count")[0][0]
     await journal.sweep()
-    assert full > once > table(path, "PRAGMA page_count")[0][0]
+    assert full - once > sqlite_file.SHRINK_PAGES // 2
+    assert once > table(path, "PRAGMA page_count")[0][0]
     await journal.close()
     assert size(path) < full * 4096
 

@@ -1,0 +1,381 @@
+"""The servers of a store: which one has a stream's keys, and what to do when it answers with an excuse.
+
+Every script may be sent again when its reply is lost (each says how in its file), so a command is repeated until its
+patience is over, and what is told then is StoreUnavailable.  A refusal that no repeat can change is told at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hiredis import ReplyError, pack_command
+from redis.crc import key_slot
+
+from midstream.errors import JournalError, StoreUnavailable
+from midstream.journal.redis_keys import SHARDS, Space
+from midstream.journal.redis_lane import Ears, Lane
+from midstream.journal.redis_link import Link, Lost, dial
+from midstream.journal.redis_scripts import SCRIPTS
+from midstream.journal.redis_url import Access, Place, Terms
+
+logger = logging.getLogger(__name__)
+
+_ASKING = pack_command(("ASKING",))
+_SLOTS = [key_slot(b"%d" % shard) for shard in range(SHARDS)]
+# Pause before a command is sent again to a store that is busy with itself, in seconds.
+_PAUSE = 0.05
+# Replies that a moment may change, and those that only an operator can.
+_PASSING = frozenset({"TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "BUSY", "READONLY"})
+_LASTING = frozenset({"OOM", "MISCONF", "NOREPLICAS", "NOPERM", "NOAUTH", "WRONGPASS"})
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a server says of itself.  `run_id` changes when it is restarted, and is another on another server."""
+
+    run_id: str
+    version: tuple[int, ...]
+    clustered: bool
+    policy: str
+    uptime: float
+
+    @classmethod
+    def of(cls, told: bytes | ReplyError) -> Greeting:
+        """Raises JournalError for a server too old, Lost for one that takes no writes now."""
+        if isinstance(told, ReplyError):
+            raise JournalError(f"the store does not let us ask who it is: {told}")
+        said = dict(line.split(":", 1) for line in told.decode().splitlines() if ":" in line)
+        version = tuple(int(part) for part in said.get("redis_version", "0").split(".") if part.isdigit())
+        if version < (7,):
+            raise JournalError(f"the store is version {said.get('redis_version')}; Redis 7 or Valkey is needed")
+        if said.get("role", "master") != "master" and said.get("cluster_enabled") != "1":
+            raise Lost("the server is a replica, which takes no writes")
+        return cls(
+            run_id=said.get("run_id", ""),
+            version=version,
+            clustered=said.get("cluster_enabled") == "1",
+            policy=said.get("maxmemory_policy", "noeviction"),
+            uptime=float(said.get("uptime_in_seconds", 0)),
+        )
+
+
+class Node:
+    """One server: a lane for appends, one for everything else, and ears.
+
+    `since` is the loop's time from which on we have had it without a break, and `born` when it was started.
+    """
+
+    def __init__(self, store: Store, place: Place) -> None:
+        self.place = place
+        self.run_id = ""
+        self.policy = "noeviction"
+        self.clustered = False
+        self.born = self.since = float("-inf")
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._met = asyncio.Event()
+        self._tried = False
+        terms, channels = store.terms, store.space
+        self.appends = Lane(self._dial, terms.patience, paced=True)
+        self.calls = Lane(self._dial, terms.patience, up=self._up, down=self._down)
+        self._ears: Ears | None = None
+        self._channels = channels
+
+    @property
+    def ears(self) -> Ears:
+        """Opened with the first channel: a process that reads only what it writes itself needs none."""
+        if self._ears is None:
+            self._ears = Ears(
+                partial(dial, self._store.access, self.place),
+                self._store.terms.patience,
+                sharded=self.clustered,
+                heard=self._store.on_message,
+                ready=self._store.on_ready,
+                deaf=lambda: self._store.on_deaf(self),
+            )
+        return self._ears
+
+    async def _dial(self) -> Link:
+        link = await dial(self._store.access, self.place)
+        try:
+            async with asyncio.timeout(self._store.access.connect_timeout):
+                told, *loaded = await link.ask(("INFO",), *(("SCRIPT", "LOAD", script.text) for script in SCRIPTS))
+            self._meet(Greeting.of(told))
+            if refusal := next((reply for reply in loaded if isinstance(reply, ReplyError)), None):
+                raise Lost(str(refusal))
+        except BaseException:
+            link.abort()
+            raise
+        return link
+
+    def _meet(self, greeting: Greeting) -> None:
+        before, self.run_id = self.run_id, greeting.run_id
+        self.clustered, self.policy = greeting.clustered, greeting.policy
+        self.born = self._loop.time() - greeting.uptime
+        if before and before != self.run_id:
+            logger.warning("the store at %s was restarted or replaced", self.place)
+            self._store.on_restart(self)
+
+    def _up(self) -> None:
+        if self._tried:
+            self.since = self._loop.time()
+        self._tried = True
+        self._met.set()
+        self._store.on_up(self)
+
+    def _down(self) -> None:
+        self._met.clear()
+        self._store.on_down(self)
+
+    async def met(self) -> None:
+        """Return once there is a connection."""
+        await self._met.wait()
+
+    def prove(self) -> None:
+        """Ask every connection for a sign of life."""
+        if self._ears is not None:
+            self._ears.prove()
+        if self.appends.open:
+            self.appends.send(pack_command(("PING",))).add_done_callback(_forget)
+
+    def drop(self) -> None:
+        self.appends.drop()
+        self.calls.drop()
+
+    async def close(self) -> None:
+        if self._ears is not None:
+            await self._ears.close()
+        await self.appends.close()
+        await self.calls.close()
+
+
+def _forget(reply: asyncio.Future[Any]) -> None:
+    if not reply.cancelled():
+        reply.exception()
+
+
+class Store:
+    """All servers of one store.  The `on_…` attributes are told what happens; they must be cheap and not raise."""
+
+    def __init__(self, access: Access, space: Space, terms: Terms) -> None:
+        self.access, self.space, self.terms = access, space, terms
+        self.clustered = False
+        self.round_trips = 0
+        self.on_message: Callable[[bytes, bytes], None] = lambda channel, message: None
+        self.on_ready: Callable[[bytes], None] = lambda channel: None
+        self.on_deaf: Callable[[Node], None] = lambda node: None
+        self.on_up: Callable[[Node], None] = lambda node: None
+        self.on_down: Callable[[Node], None] = lambda node: None
+        self.on_restart: Callable[[Node], None] = lambda node: None
+        self._nodes: dict[Place, Node] = {}
+        self._by_shard: list[Node] = []
+        self._mapping: asyncio.Task[None] | None = None
+        self._mapped_at = float("-inf")
+
+    # --- life -------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> bool:
+        """Connect to the first server; False when it does not answer now.  It goes on being tried."""
+        seed = self._node(self.access.place)
+        self._by_shard = [seed] * SHARDS
+        try:
+            async with asyncio.timeout(self.terms.patience):
+                await seed.met()
+        except TimeoutError:
+            return False
+        await self._learn(seed)
+        return True
+
+    async def _learn(self, seed: Node) -> None:
+        self.clustered = self.space.clustered = seed.clustered
+        if self.clustered:
+            await self._map()
+
+    def _node(self, place: Place) -> Node:
+        if place not in self._nodes:
+            self._nodes[place] = Node(self, place)
+        return self._nodes[place]
+
+    async def close(self) -> None:
+        if self._mapping is not None:
+            self._mapping.cancel()
+            await asyncio.wait([self._mapping])
+        for node in self._nodes.values():
+            await node.close()
+
+    def node(self, shard: int) -> Node:
+        if not self._by_shard:
+            raise StoreUnavailable("the journal is not open")
+        return self._by_shard[shard]
+
+    def nodes(self) -> list[Node]:
+        return list(self._nodes.values())
+
+    def shards_of(self, node: Node) -> list[int]:
+        return [shard for shard in range(SHARDS) if self._by_shard[shard] is node]
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    async def append(self, shard: int, packed: bytes) -> list[Any]:
+        """Run a script on the lane for appends.  Raises StoreUnavailable, JournalError."""
+        problem: object
+        try:
+            problem = await self.node(shard).appends.send(packed)
+            if type(problem) is list:
+                return problem
+        except Lost as lost:
+            problem = lost
+        replies: list[Any] = await self._again(shard, lambda node: node.appends.send(packed), problem)
+        return replies
+
+    async def run(self, shard: int, packed: bytes) -> Any:
+        """The reply to one command.  Raises StoreUnavailable, JournalError."""
+        self.round_trips += 1
+        return await self._tried(shard, lambda node: node.calls.send(packed))
+
+    async def together(self, shard: int, *commands: bytes) -> list[Any]:
+        """The replies to several commands, all of one instant.  Raises StoreUnavailable, JournalError."""
+        self.round_trips += 1
+        block = [_MULTI, *commands, _EXEC]
+        replies: list[Any] = await self._tried(shard, lambda node: _executed(node.calls.block(block)))
+        return replies
+
+    async def each(self, commands: Iterable[tuple[int, bytes]]) -> list[Any]:
+        """The reply to each of these commands, which go out together.  Raises StoreUnavailable, JournalError."""
+        return await asyncio.gather(*(self.run(shard, packed) for shard, packed in commands))
+
+    async def _tried(self, shard: int, send: Callable[[Node], Awaitable[Any]]) -> Any:
+        try:
+            reply = await send(self.node(shard))
+        except Lost as lost:
+            return await self._again(shard, send, lost)
+        if isinstance(reply, ReplyError):
+            return await self._again(shard, send, reply)
+        return reply
+
+    async def _again(self, shard: int, send: Callable[[Node], Awaitable[Any]], problem: object) -> Any:
+        """Send until it is answered, or patience is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.terms.patience
+        while True:
+            sending = await self._mend(shard, send, problem)
+            try:
+                reply = await sending(self.node(shard))
+            except Lost as lost:
+                reply = lost
+            if not isinstance(reply, ReplyError | Lost):
+                return reply
+            if loop.time() > deadline:
+                raise StoreUnavailable(f"the store does not do what it should: {reply}", 2)
+            problem = reply
+
+    async def _mend(
+        self, shard: int, send: Callable[[Node], Awaitable[Any]], problem: object
+    ) -> Callable[[Node], Awaitable[Any]]:
+        """Do what the problem calls for; how to send the command the next time."""
+        word, _, rest = str(problem).partition(" ")
+        if isinstance(problem, Lost):
+            await asyncio.sleep(0)
+            return send
+        if word == "NOSCRIPT":
+            await self._load(self.node(shard))
+        elif word in ("MOVED", "ASK"):
+            place = self._place(shard, rest.split(" ")[-1])
+            if word == "ASK":
+                return lambda _: _asked(self._node(place), send)
+            self._by_shard[shard] = self._node(place)
+            self._map_soon()
+        elif word in _PASSING:
+            await self._wait_out(shard, word)
+        elif word in _LASTING:
+            logger.error("the store refuses: %s", problem)
+            raise StoreUnavailable(f"the store refuses: {problem}", 5)
+        else:
+            raise JournalError(f"the store answered: {problem}")
+        return send
+
+    async def _wait_out(self, shard: int, word: str) -> None:
+        if word == "READONLY":
+            self.node(shard).drop()
+        if self.clustered:
+            self._map_soon()
+        await asyncio.sleep(_PAUSE)
+
+    async def _load(self, node: Node) -> None:
+        for script in SCRIPTS:
+            await node.calls.send(pack_command(("SCRIPT", "LOAD", script.text)))
+
+    # --- cluster ----------------------------------------------------------------------------------------------------
+
+    def _place(self, shard: int, told: str) -> Place:
+        """`host:port` as a redirection says it; without a host it is the one that said it."""
+        host, _, port = told.rpartition(":")
+        return Place(host.strip("[]") or self.node(shard).place.host, int(port))
+
+    def _map_soon(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._mapping is None and now - self._mapped_at > _PAUSE:
+            self._mapped_at = now
+            self._mapping = asyncio.create_task(self._map())
+            self._mapping.add_done_callback(self._mapped)
+
+    def _mapped(self, task: asyncio.Task[None]) -> None:
+        self._mapping = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("the cluster does not tell its slots: %s", error)
+
+    async def _map(self) -> None:
+        """Ask, of the servers we know, the first that answers for the map of slots."""
+        for node in sorted(self._nodes.values(), key=lambda node: not node.calls.open):
+            try:
+                ranges = await node.calls.send(pack_command(("CLUSTER", "SLOTS")))
+            except (Lost, StoreUnavailable):
+                continue
+            if isinstance(ranges, list) and ranges:
+                self._take(node, ranges)
+                return
+
+    def _take(self, asked: Node, ranges: Sequence[Any]) -> None:
+        before = list(self._by_shard)
+        for first, last, (host, port, *_), *_ in ranges:
+            place = Place(host.decode() if host and host != b"?" else asked.place.host, port)
+            for shard in range(SHARDS):
+                if first <= _SLOTS[shard] <= last:
+                    self._by_shard[shard] = self._node(place)
+        for node in {node for node in before if node not in self._by_shard}:
+            self.on_deaf(node)
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def listen(self, shard: int) -> None:
+        self.node(shard).ears.listen(self.space.channel(shard))
+
+    def ignore(self, shard: int) -> None:
+        self.node(shard).ears.ignore(self.space.channel(shard))
+
+
+_MULTI, _EXEC = pack_command(("MULTI",)), pack_command(("EXEC",))
+
+
+async def _executed(block: Awaitable[list[Any]]) -> Any:
+    """What EXEC answered; the error of the command that kept it from being executed."""
+    replies = await block
+    told = replies[-1]
+    if isinstance(told, list):
+        return next((reply for reply in told if isinstance(reply, ReplyError)), told)
+    return next((reply for reply in replies if isinstance(reply, ReplyError)), told)
+
+
+async def _asked(node: Node, send: Callable[[Node], Awaitable[Any]]) -> Any:
+    """Send to a server that is about to have the slot.  Nothing may come between: `send` queues at once."""
+    asking = node.calls.send(_ASKING)
+    appends = node.appends.send(_ASKING)
+    reply = await send(node)
+    await asking
+    await appends
+    return reply
