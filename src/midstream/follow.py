@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Protocol
 
 from midstream.errors import CursorExpired, UnknownStream
@@ -86,6 +87,7 @@ class Follow:
         "_journal",
         "_sink",
         "_turn",
+        "_woken",
         "abort",
         "ended",
         "first",
@@ -114,6 +116,7 @@ class Follow:
         self.waiting = False
         self._beat = False
         self._sink: Sink | None = None
+        self._woken: Callable[[], None] | None = None
         self._fed: asyncio.Future[None] | None = None
         # For the pulse of `streams`: where it last saw this reader, for how many seconds, and how to cut it off.
         self.seen = after
@@ -168,6 +171,7 @@ class Follow:
     async def feed(self, sink: Sink) -> None:
         """Hand everything to the sink, and return where `next` would return None.  Raises what `next` does."""
         self._sink = sink
+        self._woken = partial(self._turn.add, self._pump)
         try:
             while True:
                 fed = self._fed = asyncio.get_running_loop().create_future()
@@ -183,15 +187,15 @@ class Follow:
                 else:  # a journal that never has anything at hand must not be asked again and again
                     await self._wait()
         finally:
-            self._fed = self._sink = None
+            self._fed = self._sink = self._woken = None
             if self.waiting:  # cancelled: do not leave a callback behind that holds this reader
                 self.waiting = False
                 self._journal.wake(self.stream_id)
 
     def _pump(self) -> None:
         """Take what is at hand until there is nothing left, then be called again when there is."""
-        fed, sink = self._fed, self._sink
-        if fed is None or sink is None or fed.done():  # done: its task was cancelled and has not run since
+        fed, sink, woken = self._fed, self._sink, self._woken
+        if fed is None or sink is None or woken is None or fed.done():  # done: cancelled, and has not run since
             return
         journal, stream_id = self._journal, self.stream_id
         self.waiting = False
@@ -201,13 +205,15 @@ class Follow:
                 if found is None:
                     break
                 if page := self._take(found):
-                    full = not sink.write(page)
+                    room = sink.write(page)
                     self.position = handed = self._handed
-                    if full or self.over:
+                    if not room or self.over:
                         break
-                    if handed < found.highest_seq:
+                    if handed != found.highest_seq:
                         continue
-                if not self.over and journal.call_when(stream_id, self._handed, self._woken):
+                elif self.over:
+                    break
+                if journal.call_when(stream_id, self._handed, woken):
                     self.waiting = True
                     return
             self._fed = None
@@ -216,9 +222,6 @@ class Follow:
             fed.set_exception(CursorExpired(None))
         except Exception as error:  # noqa: BLE001  # told to the task that awaits `feed`, like any error of its own
             fed.set_exception(error)
-
-    def _woken(self) -> None:
-        self._turn.add(self._pump)
 
     def beat(self) -> None:
         """Let a waiting reader's `next` return an empty page."""

@@ -71,7 +71,7 @@ class _Starts:
     every reader that came with them.  None waits longer than `_PATIENCE` seconds for others.
     """
 
-    _PATIENCE = 0.005
+    _PATIENCE = 0.010
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()

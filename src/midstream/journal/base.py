@@ -38,6 +38,38 @@ class Snapshot(NamedTuple):
     state: StreamState
 
 
+class Orphan(NamedTuple):
+    """A stream taken over from a process that is gone.
+
+    `intact`: everything its writer was told is kept is there.  Otherwise the store may have come back without the newest
+    records, and the stream must not be written on, only ended: some reader may have seen more of it (I8).
+    """
+
+    state: StreamState
+    intact: bool
+
+
+class Listener(Protocol):
+    """Whom a shared journal tells what it notices by itself, and asks what it cannot know.
+
+    Called on the event loop; must be cheap and must not raise.
+    """
+
+    def orphaned(self, stream_id: str) -> None:
+        """Somebody here waits on a stream whose writer's process is gone: `claim_orphan` it.
+
+        Told again with each look, about once a second, until somebody has.
+        """
+
+    def superseded(self, stream_id: str) -> None:
+        """This process is not the writer of the stream any more: it was claimed, cancelled or forgotten elsewhere, or
+        the lease of this process was lost.  Its producer should stop; what it still appends is refused.
+        """
+
+    def lowest(self, stream_id: str) -> int | None:
+        """The lowest position of any reader of the stream connected to this process; None without one."""
+
+
 class Journal(Protocol):
     """The store of records.  Unless said otherwise a verb raises UnknownStream for a stream that does not exist, and
     StoreUnavailable when the store does not answer; then nothing is known of what it did."""
@@ -45,10 +77,15 @@ class Journal(Protocol):
     traits: Traits
 
     async def open(self) -> None:
-        """Make the store ready.  Streams whose writer is gone are ended `failed` `writer_lost` first.
+        """Make the store ready.  Streams whose writer is gone are ended `failed` `writer_lost` first, but where a listener
+        is there to decide: then they are `orphans`.
 
-        Raises JournalInUse, JournalCorrupt.
+        A shared store that does not answer now is no error: verbs raise StoreUnavailable until it does.  Raises
+        JournalInUse, JournalCorrupt, JournalError when the store will never let us in.
         """
+
+    def available(self) -> bool:
+        """Whether verbs can be expected to work: the store answers and, where it is shared, this process's lease holds."""
 
     async def close(self) -> None:
         """Let go of the store.  Waits for what was appended; wakes every `wait`."""
@@ -64,6 +101,11 @@ class Journal(Protocol):
         """Add consecutive records; on return they are kept as `traits` says, and readers are woken (R1–R4).
 
         Raises StaleWriter, StreamEnded, OutOfSequence.  The batch that was appended last may be repeated unchanged.
+        After StoreUnavailable it should be: as it was, or with more records behind it.
+
+        On a shared store only the process that created or claimed the stream may append.  A store that has lost the
+        newest records is given them again, byte for byte, as far as this process still holds them; otherwise StoreLost,
+        whose fact `expected` is the seq at which the stream can still be ended.
         """
 
     async def read(self, stream_id: str, after: int, limit: int = SLICE_FRAMES, max_bytes: int = SLICE_BYTES) -> Page:
@@ -103,11 +145,35 @@ class Journal(Protocol):
     async def trim(self, stream_id: str, acked: int, floor: int | None) -> StreamState:
         """Take an ack and drop what it lets go: at or below both `acked` and `floor`, the lowest connected reader (R6).
 
-        Also called with the ack of before when readers have moved.  Raises CursorAhead.
+        `floor` is of this process; what others `hold` is respected besides.  Also called with the ack of before when
+        readers have moved.  Raises CursorAhead.
         """
 
     async def claim(self, stream_id: str) -> StreamState:
         """Take over writing: raise the epoch, so that the writer before is refused (R2).  Raises StreamEnded."""
+
+    async def claim_orphan(self, stream_id: str) -> Orphan | None:
+        """Take over writing from a process that is gone, in one step: of several that try exactly one gets the stream.
+
+        None when it has ended, somebody else has it, its writer is alive, or that cannot be known yet (the store was away
+        for so long that the living could not renew their leases).  The epoch counts take-overs: it is 1 without one.
+        """
+
+    async def orphans(self) -> Sequence[str]:
+        """Open streams whose writer's process is gone, as far as that can be known now."""
+
+    def listen(self, listener: Listener) -> None:
+        """Tell this listener, and no other one any more.  Before `open`, so that it hears of everything."""
+
+    async def hold(self, stream_id: str, position: int | None) -> None:
+        """Let other processes know the lowest position of this one's readers, so that their acks respect it (R6).
+
+        To be called before a new reader's position is checked.  It counts for half a minute and is renewed by the
+        journal, which asks its listener, until that has no reader any more; None ends it at once.
+        """
+
+    async def lowest_elsewhere(self, stream_id: str) -> int | None:
+        """The lowest position that other processes tell of their readers; None when nobody reads elsewhere."""
 
     async def request_cancel(self, stream_id: str, reason: CancelReason) -> StreamState:
         """Claim, append `cancelled`, wake: one step.  After the end it changes nothing and returns the state."""

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from midstream import rules
 from midstream.errors import OutOfSpace, UnknownStream
+from midstream.journal.base import Listener, Orphan
 from midstream.records import FRAME_OVERHEAD, Fold, Frame, Page, StreamMeta, StreamState
 from midstream.rules import Bounds, Counters
 from midstream.wire import OPEN, SLICE_BYTES, SLICE_FRAMES
@@ -34,11 +35,24 @@ class Held:
 class Log:
     """One stream in memory: counters, the retained frames (`frames[head:]`), the fold, and who waits."""
 
-    __slots__ = ("counters", "fold", "fold_bytes", "frames", "head", "largest", "meta", "names", "total", "waiters")
+    __slots__ = (
+        "counters",
+        "crowded",
+        "fold",
+        "fold_bytes",
+        "frames",
+        "head",
+        "largest",
+        "meta",
+        "names",
+        "total",
+        "waiters",
+    )
 
     def __init__(self, meta: StreamMeta, names: Sequence[str], total: Held) -> None:
         self.meta = meta
         self.total = total
+        self.crowded = total.bounds.max_stream_bytes // 2  # the fold may hold as much; below, nothing can be too much
         total.bytes += len(meta.request)
         self.fold_bytes = 0
         self.names = tuple(names)
@@ -57,10 +71,7 @@ class Log:
         # Of one frame `size` is the size; of several it is more than that of the largest, which `read` can live with.
         if size > self.largest:
             self.largest = size if len(frames) == 1 else max(self.largest, max(map(len, frames)))
-        if (
-            counters.retained_bytes > bounds.max_stream_bytes // 2
-            or counters.highest - counters.oldest >= bounds.max_stream_records
-        ):
+        if counters.retained_bytes > self.crowded or counters.highest - counters.oldest >= bounds.max_stream_records:
             self._evict(bounds)
 
     def _evict(self, bounds: Bounds) -> None:
@@ -236,3 +247,23 @@ class Local(Generic[AnyLog]):
 
     def retained_bytes(self) -> int:
         return self._total.bytes
+
+    # No other process is there to be told, asked or outlived.
+
+    def available(self) -> bool:
+        return True
+
+    def listen(self, listener: Listener) -> None:
+        """There is nothing it would be told."""
+
+    async def claim_orphan(self, stream_id: str) -> Orphan | None:
+        return None
+
+    async def orphans(self) -> Sequence[str]:
+        return []
+
+    async def hold(self, stream_id: str, position: int | None) -> None:
+        """Every reader is known to the caller."""
+
+    async def lowest_elsewhere(self, stream_id: str) -> int | None:
+        return None

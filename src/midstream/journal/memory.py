@@ -7,7 +7,7 @@ from copy import deepcopy
 
 from midstream import rules
 from midstream.codec import native
-from midstream.errors import StreamEnded
+from midstream.errors import StreamEnded, UnknownStream
 from midstream.journal.base import Created, Snapshot, Traits
 from midstream.journal.local import Local, Log
 from midstream.records import Frame, Page, StreamMeta, StreamState
@@ -36,7 +36,9 @@ class MemoryJournal(Local[Log]):
         return Created(log.state(), existed=False)
 
     async def append(self, stream_id: str, frames: list[Frame], *, epoch: int, first_seq: int) -> None:
-        log = self._log(stream_id)
+        log = self._logs.get(stream_id)
+        if log is None:
+            raise UnknownStream
         if rules.admit(log.counters, frames, epoch, first_seq):
             log.append(frames, self._clock(), self._bounds)
             log.wake()

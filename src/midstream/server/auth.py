@@ -12,6 +12,7 @@ import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import ip_address
 
 import orjson
@@ -175,6 +176,7 @@ class Gate:
         return name in self.allowed_hosts or is_loopback(name)
 
 
+@lru_cache(maxsize=256)
 def is_loopback(name: str) -> bool:
     """Whether a host name or address can only mean this machine."""
     if name == "localhost" or name.endswith(".localhost"):  # RFC 6761, section 6.3

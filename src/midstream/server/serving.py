@@ -16,21 +16,25 @@ from starlette.types import ASGIApp, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from midstream.errors import BadRequest
+from midstream.records import Page
 from midstream.server.app import Gateway
 from midstream.transports.http import error_body, json_response
-from midstream.transports.sse import PIPE
+from midstream.transports.sse import PIPE, body_of
 from midstream.wire import SEND_STALL
 
 _log = logging.getLogger("midstream")
 
 # Streams make many small long-lived objects: the default of 700 runs the collector for nothing.
 _GC_THRESHOLD = 50_000
+# A connection that closes with bytes still to send is looked at again after so many seconds.
+_LOSS_POLL = 0.01
 
 
 class _Protocol(HttpToolsProtocol):
     """uvicorn's protocol, that is also the `Pipe` of the response it is sending (one at a time per connection)."""
 
     _gone: Callable[[], None] | None = None
+    _opening = b""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -47,23 +51,34 @@ class _Protocol(HttpToolsProtocol):
     def carries(self, send: Send) -> bool:
         return getattr(send, "__self__", None) is self.cycle and bool(self.cycle.chunked_encoding)
 
-    def write_chunk(self, data: bytes) -> bool:
+    def open(self, opening: bytes, gone: Callable[[], None]) -> None:
+        self._opening, self._gone = opening, gone
         if self.cycle.disconnected:
+            gone()
+
+    def write(self, page: Page) -> bool:
+        transport = self.transport
+        # uvloop refuses a write after a failed one, and tells of the loss only in a later turn of the loop.
+        if transport.is_closing():
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # RFC 9112, section 7.1
+        frames = page.frames
+        data = frames[0] if len(frames) == 1 else body_of(page)
+        if self._opening:
+            data, self._opening = self._opening + data, b""
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # RFC 9112, section 7.1
         return not self.flow.write_paused
 
     async def drain(self) -> None:
-        if not self.cycle.disconnected:
+        if self.transport.is_closing():
+            await asyncio.sleep(_LOSS_POLL)  # the loss is about to be told: `connection_lost` ends the reader
+        else:
             await self.flow.drain()
 
     def abort(self) -> None:
         self.transport.abort()
 
-    def when_gone(self, callback: Callable[[], None] | None) -> None:
-        self._gone = callback
-        if callback is not None and self.cycle.disconnected:
-            callback()
+    def close(self) -> None:
+        self._gone = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from midstream.codec.sse import ping, retry
 from midstream.cursor import Cursor
 from midstream.errors import BadCursor, CursorExpired
-from midstream.follow import Follow
+from midstream.follow import Follow, Sink
 from midstream.records import Page
 from midstream.streams import Streams
 from midstream.transports.http import DIRECT, error_body
@@ -31,8 +31,8 @@ _PING = ping()
 PIPE = "midstream.pipe"
 
 
-class Pipe(Protocol):
-    """The connection below ASGI: what is written goes out as it is, one chunk of HTTP's chunked coding per write.
+class Pipe(Sink, Protocol):
+    """The connection below ASGI: a sink that sends each page as one chunk of HTTP's chunked coding.
 
     One ASGI message per record costs a task switch, a dict and two coroutines beside the write itself.
     """
@@ -43,17 +43,14 @@ class Pipe(Protocol):
         A wrapper around it may be changing the body; then nothing may go past it.
         """
 
-    def write_chunk(self, data: bytes) -> bool:
-        """Send.  False: the buffer is full, or the peer has gone."""
+    def open(self, opening: bytes, gone: Callable[[], None]) -> None:
+        """Begin: `opening` goes out with the first page, `gone` is called back when the peer has gone."""
 
-    async def drain(self) -> None:
-        """Return when there is room again, or the peer has gone."""
+    def close(self) -> None:
+        """End: the peer's going concerns nobody any more."""
 
     def abort(self) -> None:
         """Drop the connection with what is unsent; closing politely waits for a peer that has stopped reading."""
-
-    def when_gone(self, callback: Callable[[], None] | None) -> None:
-        """Call back when the peer has gone."""
 
 
 def stream_headers(stream_id: str, heartbeat: float) -> list[tuple[bytes, bytes]]:
@@ -111,11 +108,11 @@ class Connection:
     async def _carry(self, follow: Follow, opening: bytes) -> None:
         """Past ASGI where the server lets us, else through it.  `opening` goes out with the first page."""
         if self._pipe is not None and self._pipe.carries(self._send_body):
-            self._pipe.when_gone(follow.interrupt)
+            self._pipe.open(opening, follow.interrupt)
             try:
-                await follow.feed(_Piped(self._pipe, opening))
+                await follow.feed(self._pipe)
             finally:
-                self._pipe.when_gone(None)
+                self._pipe.close()
             return
         gone = asyncio.ensure_future(interrupt_when_gone(self._receive, follow))
         try:
@@ -127,24 +124,6 @@ class Connection:
 
     async def _write(self, body: bytes) -> None:
         await self._send_body({"type": "http.response.body", "body": body, "more_body": True})
-
-
-class _Piped:
-    """A pipe as the sink of a reader."""
-
-    __slots__ = ("_opening", "_write_chunk", "drain")
-
-    def __init__(self, pipe: Pipe, opening: bytes) -> None:
-        self._opening = opening
-        self._write_chunk = pipe.write_chunk
-        self.drain = pipe.drain
-
-    def write(self, page: Page) -> bool:
-        if self._opening:
-            opening, self._opening = self._opening, b""
-            return self._write_chunk(opening + body_of(page))
-        frames = page.frames
-        return self._write_chunk(frames[0] if len(frames) == 1 else body_of(page))
 
 
 def body_of(page: Page) -> bytes:

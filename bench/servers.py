@@ -1,0 +1,117 @@
+"""Starting, driving and stopping what is measured: the floor, the gateway, the fake upstream."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.machine import BUILD, cores, pinned
+from bench.programs import program
+from midstream.cursor import Cursor
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server.  Floor and gateway take the same commands below `/bench/`."""
+
+    name: str
+    port: int
+    pid: int
+
+    def streams(self, count: int, chunks: int = 0) -> list[str]:
+        """Open streams of a `start` record and this many chunks."""
+        names: list[str] = self._command("streams", count=count, chunks=chunks)
+        return names
+
+    def fill(self, streams: Sequence[str], chunks: int) -> None:
+        """Append this many chunks to each."""
+        self._command("fill", streams=",".join(streams), chunks=chunks)
+
+    def feed(self, streams: Sequence[str], rate: float) -> None:
+        """From now on append `rate` chunks a second, to one stream after the other."""
+        self._command("feed", streams=",".join(streams), rate=rate)
+
+    def fed(self) -> dict[str, Any]:
+        """What the feed has offered, and how late its 1 ms timer was each time."""
+        told: dict[str, Any] = self._command("fed")
+        return told
+
+    def path(self, stream: str, after: int) -> str:
+        """Where to read on after this seq."""
+        if self.name == "floor":
+            return f"/v1/stream/{stream}?after={after}"
+        return f"/v1/stream/{stream}?cursor={Cursor(stream, after).encode()}"
+
+    def paths(self, streams: Sequence[str], after: int) -> list[str]:
+        return [self.path(stream, after) for stream in streams]
+
+    def _command(self, verb: str, **fields: object) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/bench/{verb}",
+            json.dumps(fields).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return json.load(response)
+
+
+@contextmanager
+def _running(name: str, command: Sequence[str], core: int) -> Iterator[Server]:
+    """A process that prints its port once it listens.  Its stderr is kept in the build folder."""
+    BUILD.mkdir(exist_ok=True)
+    log = BUILD / f"{name}.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(pinned(core, command), stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{name} did not start:\n{log.read_text()[-2000:]}")
+        yield Server(name, int(line), process.pid)
+    finally:
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def floor() -> Iterator[Server]:
+    with _running("floor", [sys.executable, "-m", "bench.floor"], cores().server) as server:
+        yield server
+
+
+@contextmanager
+def gateway(journal: str = "memory:", upstream: Server | None = None, heartbeat: float = 15) -> Iterator[Server]:
+    """The real gateway under `bench/gateway.py`, on a journal of its own: `memory:` or `sqlite:`."""
+    database = BUILD / "bench.db"
+    _remove(database)
+    url = f"sqlite:///{database}" if journal == "sqlite:" else journal
+    command = [sys.executable, "-m", "bench.gateway", "--journal", url, "--heartbeat", str(heartbeat)]
+    if upstream is not None:
+        command += ["--upstream", f"http://127.0.0.1:{upstream.port}/v1"]
+    with _running("gateway", command, cores().server) as server:
+        yield server
+    _remove(database)
+
+
+def _remove(database: Path) -> None:
+    for path in database.parent.glob(database.name + "*"):
+        path.unlink()
+
+
+@contextmanager
+def upstream() -> Iterator[Server]:
+    with _running("upstream", [str(program("upstream"))], cores().upstream) as server:
+        yield server
