@@ -18,7 +18,8 @@ from midstream.cursor import Cursor
 from midstream.server.app import Gateway
 from midstream.server.settings import Settings
 from midstream.testing.gateway import RunningGateway
-from midstream.testing.puppet import Puppet, Puppets, soon
+from midstream.testing.patience import soon
+from midstream.testing.puppet import Puppet, Puppets
 from midstream.transports.openapi import describe
 from midstream.wire import H_STREAM_ID
 
@@ -201,9 +202,35 @@ class Wire:
             parts.append(part)
         return b"".join(parts)
 
+    async def take(self, size: int) -> bytes:
+        """So many bytes."""
+        return await soon(self._reader.readexactly(size))
+
     async def rest(self) -> bytes:
         """Everything until the other side closes."""
         return await soon(self._reader.read())
+
+    async def everything(self) -> bytes:
+        """The same, also when the other side resets the connection."""
+        parts = []
+        try:
+            while part := await soon(self._reader.read(65536)):
+                parts.append(part)
+        except ConnectionError:
+            pass
+        return b"".join(parts)
+
+    async def ended(self) -> bool:
+        """Wait until the other side has closed or reset the connection."""
+        await self.everything()
+        return True
+
+    async def sent(self) -> None:
+        """Wait until the other side has taken most of what was sent; also when it closes instead."""
+        try:
+            await soon(self._writer.drain())
+        except ConnectionError:
+            pass
 
     def drop(self) -> None:
         self._writer.transport.abort()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from hashlib import sha1
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,14 +13,18 @@ from midstream.journal import open_journal
 from midstream.journal.base import Journal
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
+from tests.valkeys import clustered, shared
 
 T = TypeVar("T")
 
-BACK_ENDS = ("memory", "sqlite")
+BACK_ENDS = ("memory", "sqlite", "valkey", "valkey-cluster")
 
 
 def new_journal(back_end: str, directory: Path, clock: Callable[[], float], bounds: Bounds | None = None) -> Journal:
     """A journal not opened yet; two of one directory are on one store, where the back end has one."""
+    if back_end.startswith("valkey"):
+        server = shared() if back_end == "valkey" else clustered()
+        return open_journal(server.url(prefix=sha1(str(directory).encode()).hexdigest()), clock, bounds)
     urls = {"memory": "memory:", "sqlite": f"sqlite:///{directory}/journal.db"}
     return open_journal(urls[back_end], clock, bounds)
 

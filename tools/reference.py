@@ -31,15 +31,16 @@ Sizes are bytes, or `512KiB`, `8MiB`, `1GiB`. Times are seconds.
 """
 
 _SETTINGS_FOOT = """\
-## Read from the environment only
+## Other variables
 
-A flag shows in the list of processes, so secrets are not flags.
+Secrets are no flags of the gateway, since a flag shows in the list of processes.
 
 | variable | meaning |
 |---|---|
 | `MIDSTREAM_UPSTREAM_KEY` | the key that is sent to every upstream |
 | `MIDSTREAM_UPSTREAM_KEY_1`, `_2`, … | the key of one upstream, in the order of `--upstream`, instead of that |
-| `MIDSTREAM_KEY` | the key that the terminal's own commands (`generate`, `inspect`) send to a gateway |
+| `MIDSTREAM_GATEWAY` | the gateway that the terminal's own commands (`generate`, `inspect`) ask; `--gateway` wins |
+| `MIDSTREAM_KEY` | the key that they send to it; `--key` wins |
 
 A caller's key is never passed on to an upstream.
 """

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from midstream.wire import FAILURES
+
 Action = Literal["fix", "restart", "retry", "stop"]
 
 
@@ -130,7 +132,7 @@ class PositionError(MidstreamError):
 
 
 class CursorExpired(PositionError):
-    """What follows the position is no longer retained.  Facts: `oldest_available`, None when the whole stream is gone."""
+    """What follows the position is no longer retained.  Facts: `oldest_available`, None when all is gone."""
 
     code = "cursor_expired"
 
@@ -238,10 +240,11 @@ class StoreLost(JournalError):
 class ProducerFailed(MidstreamError):
     """A generation went wrong.  It becomes the stream's `failed` record, word for word.
 
-    `code` is one of `wire.FAILURES`; `retryable` says whether the same request may well succeed later.
+    `code` is one of `wire.FAILURES`; `retryable` says whether the same request may well succeed later, and is left to
+    that table where nothing more is known.
     """
 
-    def __init__(self, code: str, message: str, *, retryable: bool, **facts: Any) -> None:
+    def __init__(self, code: str, message: str, *, retryable: bool | None = None, **facts: Any) -> None:
         super().__init__(message, **facts)
         self.failure = code
-        self.retryable = retryable
+        self.retryable = FAILURES.get(code, False) if retryable is None else retryable

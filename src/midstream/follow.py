@@ -41,7 +41,7 @@ _TURN = 256
 class Turn:
     """Runs what was woken, once per turn of the event loop.
 
-    Under load a turn takes longer, so that more is there for each reader when its turn comes, and fewer writes are made.
+    Under load a turn takes longer: more is there for each reader when its turn comes, and fewer writes are made.
     """
 
     __slots__ = ("_due",)
@@ -76,19 +76,21 @@ class Follow:
     """One reader of one stream.  Iterate it, call `next` until None, or let it `feed` a sink.
 
     `position` is the last seq the reader has taken; `over` that nothing more will be handed over, and `ended` that the
-    terminal record has been (if not, the reader was interrupted and may resume).  A page without frames says that nothing has come
-    for a heartbeat's time: the transport shows that it is alive.
+    terminal record has been (if not, the reader was interrupted and may resume).  A page without frames says that
+    nothing has come for a heartbeat's time: the transport shows that it is alive.
     """
 
     __slots__ = (
-        "_beat",
         "_fed",
         "_handed",
         "_journal",
+        "_on_first",
         "_sink",
         "_turn",
         "_woken",
         "abort",
+        "beat_due",
+        "caught_up",
         "ended",
         "first",
         "over",
@@ -106,15 +108,19 @@ class Follow:
         after: int,
         abort: Callable[[], None] | None = None,
         turn: Turn | None = None,
+        on_first: Callable[[], None] | None = None,
     ) -> None:
         self._journal = journal
         self._turn = turn or Turn()
+        # Called once, when the first records have been handed over.
+        self._on_first = on_first
         self.stream_id = stream_id
         self.first = self.position = self._handed = after
+        self.caught_up = False  # it began with nothing left to give it but what would come
         self.ended = False
         self.over = False
         self.waiting = False
-        self._beat = False
+        self.beat_due = False
         self._sink: Sink | None = None
         self._woken: Callable[[], None] | None = None
         self._fed: asyncio.Future[None] | None = None
@@ -137,8 +143,8 @@ class Follow:
             raise CursorExpired(page.oldest_retained_seq)
         if page.status != OPEN:
             self.ended = self.over = True
-        elif self._beat:
-            self._beat = False
+        elif self.beat_due:
+            self.beat_due = False
             return page
         return None
 
@@ -150,9 +156,15 @@ class Follow:
         self.position = self._handed
         while not self.over:
             if page := self._take(await self._read()):
+                self._note_first()
                 return page
             await self._wait()
         return None
+
+    def _note_first(self) -> None:
+        if self._on_first is not None and self._handed != self.first:
+            told, self._on_first = self._on_first, None
+            told()
 
     async def _wait(self) -> None:
         if not self.over:
@@ -176,6 +188,7 @@ class Follow:
             while True:
                 fed = self._fed = asyncio.get_running_loop().create_future()
                 self._pump()
+                self._note_first()  # here, once for all that was at hand, and not at each of its records
                 await fed
                 if self.over:
                     return
@@ -225,7 +238,7 @@ class Follow:
 
     def beat(self) -> None:
         """Let a waiting reader's `next` return an empty page."""
-        self._beat = True
+        self.beat_due = True
         self._journal.wake(self.stream_id)
 
     def interrupt(self) -> None:

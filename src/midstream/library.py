@@ -30,7 +30,7 @@ from midstream.journal import open_journal
 from midstream.records import Chunk, Finish
 from midstream.rules import Bounds
 from midstream.streams import Answer, Limits, Streams
-from midstream.transports.http import Caller, error_response
+from midstream.transports.http import CALLER, Caller, error_response
 from midstream.transports.native import NativeApi, position
 from midstream.transports.sse import serve_stream
 
@@ -84,11 +84,11 @@ class Midstream:
     ) -> str:
         """Begin to journal what the generator yields, and return the stream's id.
 
-        It runs to its end whether or not anyone reads (I6); it is closed when the stream is cancelled.  A generator that
-        ends without a Finish is done; one that raises ends the stream `failed` `producer_error`, or as the
-        ProducerFailed it raised.  With a `name` (an idempotency key, a session) of the owner's that has a stream already,
-        that one is returned, and the generator is closed without having run.  Raises TooManyStreams, OutOfSpace,
-        ShuttingDown.
+        It runs to its end whether or not anyone reads (I6); it is closed when the stream is cancelled.  A generator
+        that ends without a Finish is done; one that raises ends the stream `failed` `producer_error`, or as the
+        ProducerFailed it raised.  With a `name` (an idempotency key, a session) of the owner's that has a stream
+        already, that one is returned, and the generator is closed without having run.  Raises TooManyStreams,
+        OutOfSpace, ShuttingDown.
         """
         names = [f"{owner}/name/{name}"] if name is not None else []
         opened = await self.streams.open(
@@ -141,7 +141,7 @@ class Midstream:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             async def serve() -> None:
-                scope["midstream.caller"] = Caller(owner(scope))
+                scope[CALLER] = Caller(owner(scope))
                 scope.setdefault("app", app)
                 await router(scope, receive, send)
 

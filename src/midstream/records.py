@@ -130,7 +130,18 @@ class Page:
         return self.status != OPEN and self.last_seq == self.highest_seq
 
     def records(self) -> list[Record]:
+        """For transports that do not send frames."""
         return [Record.of(frame) for frame in self.frames]
+
+
+def within(frames: list[Frame], max_bytes: int) -> list[Frame]:
+    """The first of these frames, as many as fit into `max_bytes`, at least one."""
+    total = 0
+    for count, frame in enumerate(frames):
+        total += len(frame)
+        if total > max_bytes and count:
+            return frames[:count]
+    return frames
 
 
 @dataclass(slots=True)
@@ -145,7 +156,7 @@ class ToolCall:
 
 
 @dataclass(slots=True)
-class Answer:
+class Choice:
     """The sum of one choice's deltas.  Text is UTF-8 in a bytearray: appending is amortised O(1), a byte per ASCII."""
 
     text: bytearray = field(default_factory=bytearray)
@@ -165,7 +176,7 @@ class Fold:
 
     upto: int = 0
     complete: bool = True
-    choices: dict[int, Answer] = field(default_factory=dict)
+    choices: dict[int, Choice] = field(default_factory=dict)
     items: list[tuple[str, int]] = field(default_factory=list)
     error: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None

@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 
 from midstream.errors import CursorAhead, CursorExpired, OutOfSequence, StaleWriter, StreamEnded
-from midstream.records import FRAME_OVERHEAD, Answer, Fold, Frame, Record, StreamMeta, StreamState, ToolCall
+from midstream.records import FRAME_OVERHEAD, Choice, Fold, Frame, Record, StreamMeta, StreamState, ToolCall
 from midstream.wire import (
     CANCELLED,
     DONE,
@@ -143,6 +143,12 @@ def honour(state: StreamState | Counters, position: int) -> None:
         raise CursorAhead(highest)
 
 
+def honoured(state: StreamState) -> tuple[int, int]:
+    """The lowest and the highest position that `honour` lets pass."""
+    by_ack = state.oldest_retained_seq == state.trimmed_seq + 1
+    return state.trimmed_seq if by_ack else state.oldest_retained_seq, state.highest_seq
+
+
 def overtaken(position: int, oldest: int) -> bool:
     """Has a live reader lost a record it has not been given (R8)?"""
     return position + 1 < oldest
@@ -218,40 +224,40 @@ def fold(into: Fold, frames: Iterable[Frame]) -> None:
 
 
 def _fold_token(into: Fold, data: dict[str, Any]) -> None:
-    choice = data.get("choice", 0)
-    answer = into.choices.get(choice)
-    if answer is None:
-        answer = into.choices[choice] = Answer()
+    index = data.get("choice", 0)
+    choice = into.choices.get(index)
+    if choice is None:
+        choice = into.choices[index] = Choice()
     if reasoning := data.get("reasoning"):
-        answer.reasoning += reasoning.encode()
-        _count(into, choice, "reasoning")
+        choice.reasoning += reasoning.encode()
+        _count(into, index, "reasoning")
     if delta := data.get("delta"):
-        answer.text += delta.encode()
-        _count(into, choice, "text")
+        choice.text += delta.encode()
+        _count(into, index, "text")
     if refusal := data.get("refusal"):
-        answer.refusal += refusal.encode()
-        _count(into, choice, "refusal")
+        choice.refusal += refusal.encode()
+        _count(into, index, "refusal")
     calls = data.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         if isinstance(call, dict):  # deltas are the upstream's own: nothing in them may stop a journal
-            _count(into, choice, f"call:{_fold_call(answer, call)}")
+            _count(into, index, f"call:{_fold_call(choice, call)}")
     if finish := data.get("finish_reason"):
-        answer.finish_reason = finish
+        choice.finish_reason = finish
 
 
-def _fold_call(answer: Answer, delta: dict[str, Any]) -> int:
-    """Merge a tool-call delta and return the call's place in the answer.
+def _fold_call(choice: Choice, delta: dict[str, Any]) -> int:
+    """Merge a tool-call delta and return the call's place in its choice.
 
     Some servers give every parallel call index 0: a delta with an id belongs to the call of that id at its index or
     begins a new one, and one without an id belongs to the newest call at its index.
     """
     index, call_id = delta.get("index"), _text(delta.get("id"))
     position = index if isinstance(index, int) else 0
-    place = _place_of(answer.tool_calls, position, call_id)
+    place = _place_of(choice.tool_calls, position, call_id)
     if place is None:
-        answer.tool_calls.append(ToolCall(position))
-        place = len(answer.tool_calls) - 1
-    call, function = answer.tool_calls[place], delta.get("function")
+        choice.tool_calls.append(ToolCall(position))
+        place = len(choice.tool_calls) - 1
+    call, function = choice.tool_calls[place], delta.get("function")
     call.id = call_id or call.id
     call.type = _text(delta.get("type")) or call.type
     if isinstance(function, dict):
@@ -278,8 +284,8 @@ def _place_of(calls: list[ToolCall], position: int, call_id: str) -> int | None:
     return None
 
 
-def _count(into: Fold, choice: int, kind: str) -> None:
-    if choice != 0:  # Output items are numbered for the first choice alone: Responses has no others.
+def _count(into: Fold, index: int, kind: str) -> None:
+    if index != 0:  # Output items are numbered for the first choice alone: Responses has no others.
         return
     for at, (known, deltas) in enumerate(into.items):
         if known == kind:
@@ -292,15 +298,15 @@ def _fold_end(into: Fold, record: Record) -> None:
     data = record.json()
     into.error, into.usage = data.get("error"), data.get("usage")
     if finish := data.get("finish_reason"):
-        into.choices.setdefault(0, Answer()).finish_reason = finish
+        into.choices.setdefault(0, Choice()).finish_reason = finish
 
 
 def fold_bytes(kept: Fold) -> int:
-    """Bytes of memory the fold holds, about: texts exactly, 256 per answer and per tool call."""
+    """Bytes of memory the fold holds, about: texts exactly, 256 per choice and per tool call."""
     total = 0
-    for answer in kept.choices.values():
-        total += 256 + len(answer.text) + len(answer.reasoning) + len(answer.refusal)
-        total += sum(256 + len(call.arguments) + len(call.name) + len(call.id) for call in answer.tool_calls)
+    for choice in kept.choices.values():
+        total += 256 + len(choice.text) + len(choice.reasoning) + len(choice.refusal)
+        total += sum(256 + len(call.arguments) + len(call.name) + len(call.id) for call in choice.tool_calls)
     return total
 
 

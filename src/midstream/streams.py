@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from midstream import rules
 from midstream.codec import native
-from midstream.errors import ShuttingDown, TooManyStreams, UnknownStream, WrongStream
+from midstream.errors import ShuttingDown, StoreUnavailable, TooManyStreams, UnknownStream, WrongStream
 from midstream.follow import Follow, Turn
 from midstream.journal.base import Journal
+from midstream.orphans import Orphans, Proceed
 from midstream.records import Fold, StreamMeta, StreamState
 from midstream.wire import CANCELLED, OPEN, SEND_STALL, SWEEP_EVERY, CancelReason
-from midstream.writer import Producer, Writer
+from midstream.writer import Producer, Starts, Writer
 
 _log = logging.getLogger("midstream")
 
@@ -64,45 +65,13 @@ class Totals:
     stalled: int = 0
 
 
-class _Starts:
-    """Lets producers start one per turn of the loop, and while requests keep arriving lets these go first.
-
-    A start is a request to an upstream, a third of a millisecond of work: twenty at once would hold up the first byte of
-    every reader that came with them.  None waits longer than `_PATIENCE` seconds for others.
-    """
-
-    _PATIENCE = 0.010
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._since = 0.0
-        self._arrived = False
-
-    def wait(self) -> asyncio.Future[None]:
-        """Done when it is this one's turn."""
-        loop = asyncio.get_running_loop()
-        go: asyncio.Future[None] = loop.create_future()
-        if not self._waiting:
-            self._since = loop.time()
-            loop.call_soon(self._next)
-        self._waiting.append(go)
-        self._arrived = True
-        return go
-
-    def _next(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._arrived and loop.time() - self._since < self._PATIENCE:
-            self._arrived = False
-        else:
-            go = self._waiting.popleft()
-            if not go.done():
-                go.set_result(None)
-        if self._waiting:
-            loop.call_soon(self._next)
-
-
 class Streams:
-    """All streams of one process.  `clock` gives seconds since 1970; `on_end` hears of each writer that stopped."""
+    """All streams of one process.
+
+    `clock` gives seconds since 1970; `on_end` hears of each writer that stopped; `proceed` continues a stream whose
+    writer's process is gone (without it such a stream is ended); `on_resume` hears how many seconds a resume took to
+    its first record.
+    """
 
     def __init__(
         self,
@@ -110,19 +79,23 @@ class Streams:
         clock: Callable[[], float],
         limits: Limits | None = None,
         on_end: Callable[[Writer], None] | None = None,
+        proceed: Proceed | None = None,
+        on_resume: Callable[[float], None] | None = None,
     ) -> None:
         self.journal = journal
+        self.orphans = Orphans(journal, proceed or _never, self._adopt)
         self.limits = limits or Limits()
         self.totals = Totals()
         self.writers: dict[str, Writer] = {}
         self.readers: dict[str, set[Follow]] = {}
         self._clock = clock
         self._on_end = on_end
+        self._on_resume = on_resume
         self._open_now = 0
         self._owned: dict[str, int] = {}
         self._retrim: set[str] = set()
         self._turn = Turn()
-        self._starts = _Starts()
+        self._starts = Starts()
         self._opening: set[asyncio.Future[Opened]] = set()
         self._draining = False
         self._pulse: asyncio.Task[None] | None = None
@@ -132,7 +105,13 @@ class Streams:
 
     async def start(self) -> None:
         """Open the journal and begin the pulse.  Raises JournalInUse, JournalCorrupt."""
+        self.journal.listen(self)
         await self.journal.open()
+        try:
+            await self.orphans.take_all()
+        except StoreUnavailable as away:
+            _log.warning("the store does not answer yet: %s", away)
+        await self.orphans.settle()
         self._swept_at = self._clock()
         self._pulse = asyncio.create_task(self._beat_for_ever(), name="pulse")
 
@@ -140,9 +119,14 @@ class Streams:
         """Open nothing more, let what is open end by itself for so long, then end it as `cancelled` `shutdown`."""
         self._draining = True
         await self._settle()
+        if self.journal.traits.shared:
+            # Others serve the same streams: readers go there at once, while what runs here runs on.
+            self._interrupt_readers()
         writers = [writer.join() for writer in self.writers.values()]
         if writers:
             await asyncio.wait([asyncio.ensure_future(join) for join in writers], timeout=seconds)
+        if self.journal.traits.shared:
+            return  # another process takes over what is still open, once this one has given up its lease
         # All at once: one after the other each would wait for a commit of its own.
         cancels = (self._cancel(stream_id, "shutdown") for stream_id in list(self.writers))
         for error in await asyncio.gather(*cancels, return_exceptions=True):
@@ -150,9 +134,10 @@ class Streams:
                 _log.error("a stream was not ended for the shutdown", exc_info=error)
 
     async def _settle(self) -> None:
-        """Wait for streams that are just being created: they have, or will have, a writer."""
+        """Wait for streams that are just being created or taken over: they have, or will have, a writer."""
         if self._opening:
             await asyncio.wait(list(self._opening))
+        await self.orphans.settle()
 
     async def close(self) -> None:
         """Stop writers and readers and let go of the journal.  Streams that were not drained stay open in it."""
@@ -166,9 +151,12 @@ class Streams:
             writer.stop()
         for writer in writers:
             await writer.join()
+        self._interrupt_readers()
+        await self.journal.close()
+
+    def _interrupt_readers(self) -> None:
         for follow in [follow for readers in self.readers.values() for follow in readers]:
             follow.interrupt()
-        await self.journal.close()
 
     # --- verbs ------------------------------------------------------------------------------------------------------
 
@@ -224,10 +212,19 @@ class Streams:
             self._count(owner, -1)
             return Opened(created.state, existed=True)
         self.totals.opened += 1
-        writer = Writer(self.journal, self._clock, meta, created.state.epoch, 2, produce())
-        self.writers[meta.stream_id] = writer
-        writer.start(self._ended, self._starts.wait())
+        self._start(created.state, produce())
         return Opened(created.state, existed=False)
+
+    def _start(self, state: StreamState, producer: Producer) -> None:
+        """Write the stream here from now on.  The caller has counted it."""
+        writer = Writer(self.journal, self._clock, state.meta, state.epoch, state.highest_seq + 1, producer)
+        self.writers[state.meta.stream_id] = writer
+        writer.start(self._ended, self._starts.wait())
+
+    def _adopt(self, state: StreamState, producer: Producer) -> None:
+        """Go on with a stream of a process that is gone, beyond the limits: it was let in once."""
+        self._count(state.meta.owner, 1)
+        self._start(state, producer)
 
     def _admit(self, owner: str) -> None:
         if self._draining:
@@ -281,6 +278,11 @@ class Streams:
         """
         if of is not None and of != stream_id:
             raise WrongStream
+        began = asyncio.get_running_loop().time()
+        if self.journal.traits.shared:
+            # First: an ack elsewhere must not trim what was found here a moment ago.
+            lowest = self.lowest(stream_id)
+            await self.journal.hold(stream_id, after if lowest is None else min(after, lowest))
         state = await self.owned(stream_id, owner)
         rules.honour(state, after)
         if state.ended and after == state.highest_seq:
@@ -288,7 +290,11 @@ class Streams:
             return None
         if after:
             self._resumed("live" if state.status == OPEN else "replay")
-        follow = Follow(self.journal, stream_id, after, abort, self._turn)
+        # Where it has had all there is, the first record is the model's to give, and says nothing about us.
+        behind = 0 < after < state.highest_seq
+        on_first = partial(self._resume_took, began) if behind and self._on_resume is not None else None
+        follow = Follow(self.journal, stream_id, after, abort, self._turn, on_first)
+        follow.caught_up = after == state.highest_seq
         self.readers.setdefault(stream_id, set()).add(follow)
         try:
             await self._seen(stream_id)
@@ -296,6 +302,10 @@ class Streams:
             self.leave(follow)
             raise
         return follow
+
+    def _resume_took(self, began: float) -> None:
+        if self._on_resume is not None:
+            self._on_resume(asyncio.get_running_loop().time() - began)
 
     def _resumed(self, outcome: str) -> None:
         self.totals.resumed[outcome] = self.totals.resumed.get(outcome, 0) + 1
@@ -371,6 +381,18 @@ class Streams:
             writer.last_seen = self._clock()
         await self.journal.touch(stream_id)
 
+    # --- what a shared journal notices by itself (journal.base.Listener) ---------------------------------------------
+
+    def orphaned(self, stream_id: str) -> None:
+        """Somebody here waits on a stream that nobody writes any more."""
+        if not self._draining:
+            self.orphans.take_soon(stream_id)
+
+    def superseded(self, stream_id: str) -> None:
+        """The stream was claimed, cancelled or forgotten elsewhere, or our lease was lost: stop paying for it."""
+        if writer := self.writers.get(stream_id):
+            writer.stop()
+
     # --- the pulse --------------------------------------------------------------------------------------------------
 
     async def _beat_for_ever(self) -> None:
@@ -379,7 +401,7 @@ class Streams:
             await asyncio.sleep(period)
             try:
                 await self.pulse(period)
-            except Exception:  # one failed beat must not stop heartbeats for everybody
+            except Exception:  # noqa: BLE001  # one failed beat must not stop heartbeats for everybody
                 _log.exception("the pulse failed; it goes on")
 
     async def pulse(self, elapsed: float) -> None:
@@ -394,6 +416,7 @@ class Streams:
             await self._abandon(writer, now)
         if now - self._swept_at >= SWEEP_EVERY:
             self._swept_at = now
+            await self.orphans.take_all()
             gone = await self.journal.sweep()
             if gone:
                 _log.debug("%d streams expired", len(gone))
@@ -435,3 +458,7 @@ class Streams:
                 await self._cancel(stream_id, "abandoned")
             except UnknownStream:  # forgotten meanwhile, which has stopped its writer too
                 pass
+
+
+async def _never(_: StreamState) -> None:
+    """Without a way to continue, an orphan is ended."""

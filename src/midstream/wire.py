@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 # Events of a record (PROTOCOL.md, "Records").
 START: Final = "start"
@@ -22,6 +22,7 @@ CancelReason = Literal["client", "abandoned", "shutdown"]
 FAILURES: Final[dict[str, bool]] = {
     "writer_lost": True,
     "store_lost": True,
+    "store_unavailable": True,
     "upstream_unreachable": True,
     "upstream_timeout": True,
     "upstream_truncated": True,
@@ -59,6 +60,9 @@ CURSOR_VERSION: Final = 1
 MAX_SEQ: Final = 2**53 - 1  # the largest integer every JSON reader holds exactly (RFC 8259, section 6)
 MAX_CURSOR_CHARS: Final = 4096
 MAX_IDEMPOTENCY_CHARS: Final = 255
+# A request's line and headers, in bytes; and requests that wait on one connection for those before them.
+MAX_HEAD_BYTES: Final = 64 * 1024
+MAX_PIPELINED: Final = 64
 
 # One write to a reader, and one batch in a store: enough to amortise the system call, not enough to hold up
 # the loop or overrun a socket buffer.
@@ -73,32 +77,71 @@ TOUCH_EVERY: Final = 60.0
 # A stream is forgotten this long after its terminal record whatever its readers do, in seconds.
 RETAIN_CAP: Final = 24 * 3600.0
 SWEEP_EVERY: Final = 60.0
+# While the store is away an upstream is kept waiting for so long, in seconds; then its generation is given up.
+STORE_PATIENCE: Final = 30.0
+# Take-overs of one stream: a request that kills each process that takes it up must not kill them all.
+MOST_TAKEOVERS: Final = 2
 SESSION_TERM: Final = 12 * 3600
 
-# code -> HTTP status (RFC 9110; 421: section 15.5.20; 429: RFC 6585).  One table; gRPC and WebSocket add columns.
-HTTP_STATUS: Final[dict[str, int]] = {
-    "bad_request": 400,
-    "bad_cursor": 400,
-    "unauthorized": 401,
-    "forbidden_origin": 403,
-    "wrong_stream": 403,
-    "not_found": 404,
-    "unknown_stream": 404,
-    "unknown_model": 404,
-    "method_not_allowed": 405,
-    "cursor_expired": 409,
-    "cursor_ahead": 409,
-    "too_large": 413,
-    "unsupported_media_type": 415,
-    "wrong_host": 421,
-    "idempotency_mismatch": 422,
-    "too_many_streams": 429,
-    "out_of_space": 429,
-    "internal_error": 500,
-    "store_lost": 500,
-    "store_unavailable": 503,
-    "shutting_down": 503,
+class Statuses(NamedTuple):
+    """What a code is called by each kind of wire."""
+
+    http: int
+    grpc: str
+
+
+# One table: code -> HTTP status (RFC 9110; 421: section 15.5.20; 429: RFC 6585) and the name of its gRPC status, which
+# Connect and gRPC-Web use too.
+STATUS: Final[dict[str, Statuses]] = {
+    "bad_request": Statuses(400, "INVALID_ARGUMENT"),
+    "bad_cursor": Statuses(400, "INVALID_ARGUMENT"),
+    "unauthorized": Statuses(401, "UNAUTHENTICATED"),
+    "forbidden_origin": Statuses(403, "PERMISSION_DENIED"),
+    "wrong_stream": Statuses(403, "FAILED_PRECONDITION"),
+    "not_found": Statuses(404, "UNIMPLEMENTED"),
+    "unknown_stream": Statuses(404, "NOT_FOUND"),
+    "unknown_model": Statuses(404, "NOT_FOUND"),
+    "method_not_allowed": Statuses(405, "UNIMPLEMENTED"),
+    "cursor_expired": Statuses(409, "OUT_OF_RANGE"),
+    "cursor_ahead": Statuses(409, "OUT_OF_RANGE"),
+    "too_large": Statuses(413, "RESOURCE_EXHAUSTED"),
+    "unsupported_media_type": Statuses(415, "INVALID_ARGUMENT"),
+    "wrong_host": Statuses(421, "PERMISSION_DENIED"),
+    "idempotency_mismatch": Statuses(422, "ALREADY_EXISTS"),
+    "too_many_streams": Statuses(429, "RESOURCE_EXHAUSTED"),
+    "out_of_space": Statuses(429, "RESOURCE_EXHAUSTED"),
+    "internal_error": Statuses(500, "INTERNAL"),
+    "store_lost": Statuses(500, "DATA_LOSS"),
+    "store_unavailable": Statuses(503, "UNAVAILABLE"),
+    "shutting_down": Statuses(503, "UNAVAILABLE"),
 }
+HTTP_STATUS: Final[dict[str, int]] = {code: statuses.http for code, statuses in STATUS.items()}
+GRPC_STATUS: Final[dict[str, str]] = {code: statuses.grpc for code, statuses in STATUS.items()}
+# How the end of a stream is called where a call ends with a status; `done` is OK.
+GRPC_ENDS: Final[dict[str, str]] = {FAILED: "ABORTED", CANCELLED: "CANCELLED"}
+# The service of proto/inference.proto, and whose errors the details of a status speak of.
+GRPC_SERVICE: Final = "inference.InferenceService"
+GRPC_DOMAIN: Final = "midstream"
+MAX_SESSION_CHARS: Final = 255
 # Bodies of these errors are exact: the code and its facts, no text for people.
 BARE_ERRORS: Final = frozenset({"unauthorized", "wrong_stream", "unknown_stream"})
 POSITION_ERRORS: Final = frozenset({"cursor_expired", "cursor_ahead"})
+
+# A WebSocket: where it is, and its messages' `type`s, the client's and the gateway's.
+WS_PATH: Final = "/v1/ws"
+WS_ASKS: Final = ("auth", "generate", "resume", "leave", "ack", "cancel")
+WS_TELLS: Final = ("record", "heartbeat", "journal_state", "error")
+# Why the gateway closes one -> close code (RFC 6455, section 7.4; 4000 and up are an application's own).  The reason is
+# also the code of an error that is said before; after every other error the socket stays open.
+WS_CLOSE: Final[dict[str, int]] = {
+    "shutting_down": 1001,  # without the error: what was followed has been told its end
+    "not_a_frame": 1002,  # what is no WebSocket frame
+    "not_utf8": 1007,
+    "too_large": 1009,
+    "unauthorized": 4401,
+}
+# Seconds in which a key must come where the handshake brought none.
+AUTH_WITHIN: Final = 5.0
+# Streams that one socket may follow at a time.
+WS_STREAMS: Final = 100
+MAX_REF_CHARS: Final = 128

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import TypeVar
 
 from midstream.codec import native
 from midstream.codec.text import Mender
-from midstream.errors import MidstreamError, ProducerFailed, UnknownStream, WriterError
+from midstream.errors import MidstreamError, ProducerFailed, StoreUnavailable, UnknownStream, WriterError
 from midstream.journal.base import Journal
-from midstream.records import Chunk, Finish, Frame, StreamMeta
-from midstream.wire import SLICE_BYTES, SLICE_FRAMES
+from midstream.records import Chunk, Finish, Frame, StreamMeta, within
+from midstream.wire import SLICE_BYTES, SLICE_FRAMES, STORE_PATIENCE
 
 _log = logging.getLogger("midstream")
 _How = TypeVar("_How")
@@ -27,6 +28,10 @@ _How = TypeVar("_How")
 # What a producer is to the core.  It ends by yielding a Finish; it raises ProducerFailed; anything else it raises is a
 # fault of ours or of the library's user, and is told as `producer_error`.
 Producer = AsyncIterator[list[Chunk] | Finish]
+
+
+class _Superseded(Exception):
+    """Cancelled, claimed by another, or forgotten: its new owner has said or will say how the stream ended."""
 
 
 class Writer:
@@ -54,6 +59,9 @@ class Writer:
         self._journal = journal
         self._produce = produce
         self._mender = Mender()
+        # A batch that the store did not confirm, if any: it is repeated, unchanged, before anything newer (R3).
+        self._doubted: list[Frame] = []
+        self._seam = 0
         self._task: asyncio.Task[None] | None = None
 
     def start(self, ended: Callable[[Writer], None], go: asyncio.Future[None]) -> None:
@@ -78,34 +86,36 @@ class Writer:
                 await self._write_all()
             except ProducerFailed as failure:
                 await self._fail(failure)
-            except (WriterError, UnknownStream):
+            except _Superseded:
                 raise
-            except MidstreamError as error:
-                await self._fail(ProducerFailed(error.code, error.detail, retryable=True))
-            except Exception as error:  # the stream must end, whatever the producer did (I7)
+            except Exception as error:  # noqa: BLE001  # the stream must end, whatever the producer did (I7)
                 _log.exception("the producer of stream %s failed", self.meta.stream_id)
-                message = f"{type(error).__name__} in the producer"
-                await self._fail(ProducerFailed("producer_error", message, retryable=False))
-        except (WriterError, UnknownStream) as error:
-            # Cancelled, claimed by another, or forgotten: its new owner has said or will say how it ended.
-            _log.debug("writer of stream %s stops: %s", self.meta.stream_id, error)
+                await self._fail(ProducerFailed("producer_error", f"{type(error).__name__} in the producer"))
+        except _Superseded as superseded:
+            _log.debug("writer of stream %s stops: %s", self.meta.stream_id, superseded)
+        except ProducerFailed as failure:
+            _log.error("stream %s could not be ended: %s", self.meta.stream_id, failure)
 
     async def _write_all(self) -> None:
         async with aclosing(self._produce) as batches:  # type: ignore[type-var]  # producers are async generators
             async for batch in batches:
                 if isinstance(batch, Finish):
+                    if self._seam:  # the usage is that of the last run, which began there
+                        batch.more = {**(batch.more or {}), "usage_from_seq": self._seam}
                     await self._end(native.done, batch, "done")
                     return
                 frames = self._frames(batch)
                 if frames and self.first_token_at is None:
                     self.first_token_at = self._clock()
                 await self._append(frames)
-        raise ProducerFailed("upstream_truncated", "the source ended without saying how", retryable=True)
+        raise ProducerFailed("upstream_truncated", "the source ended without saying how")
 
     def _frames(self, chunks: list[Chunk]) -> list[Frame]:
         frames, seq = [], self.next_seq
         for chunk in chunks:
             for piece in self._valid(chunk):
+                if piece.more is not None and "seam" in piece.more:
+                    self._seam = seq
                 frames.append(native.token(seq, piece))
                 seq += 1
         return frames
@@ -120,37 +130,94 @@ class Writer:
         mended = self._mender.mend(chunk)
         return [] if mended is None else list(native.bounded(mended))
 
-    async def _append(self, frames: list[Frame]) -> None:
-        size = len(frames)
-        if size == 1:
-            await self._journal.append(self.meta.stream_id, frames, epoch=self.epoch, first_seq=self.next_seq)
-            self.next_seq += 1
-            self.appended += 1
-            return
-        at = 0
-        while at < size:
-            batch = _slice(frames, at)
-            await self._journal.append(self.meta.stream_id, batch, epoch=self.epoch, first_seq=self.next_seq)
-            self.next_seq += len(batch)
-            self.appended += len(batch)
-            at += len(batch)
+    async def _append(self, frames: list[Frame], patience: float | None = STORE_PATIENCE) -> None:
+        """Raises _Superseded, and ProducerFailed where the store has lost records, or is away for longer than
+        `patience` (in seconds; None: for ever)."""
+        at, size = 0, len(frames)
+        try:
+            while at < size:
+                batch = frames if size == 1 else within(frames[at : at + SLICE_FRAMES], SLICE_BYTES)
+                try:
+                    await self._journal.append(self.meta.stream_id, batch, epoch=self.epoch, first_seq=self.next_seq)
+                except StoreUnavailable as away:
+                    await self._append_later(batch, patience, away)
+                count = len(batch)
+                self.next_seq += count
+                self.appended += count
+                at += count
+        except (WriterError, UnknownStream) as error:
+            raise _Superseded(str(error)) from error
+        except MidstreamError as error:
+            if isinstance(error, StoreUnavailable):
+                raise ProducerFailed("store_unavailable", str(error)) from error
+            # A store that has lost what it had confirmed says where the end can still be written (I8).
+            self._doubted, self.next_seq = [], error.facts.get("expected", self.next_seq)
+            raise ProducerFailed("store_lost", str(error)) from error
+
+    async def _append_later(self, batch: list[Frame], patience: float | None, away: StoreUnavailable) -> None:
+        """Ask again while the store is away.  Meanwhile the source is not read: its own flow control slows it."""
+        self._doubted = batch
+        clock = asyncio.get_running_loop().time
+        give_up = None if patience is None else clock() + patience
+        pause = 0.05
+        while give_up is None or clock() < give_up:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 1.0)
+            try:
+                await self._journal.append(self.meta.stream_id, batch, epoch=self.epoch, first_seq=self.next_seq)
+            except StoreUnavailable as still:
+                away = still
+            else:
+                self._doubted = []
+                return
+        raise away
 
     async def _fail(self, failure: ProducerFailed) -> None:
         self.failure = failure
         await self._end(native.failed, failure, "failed")
 
     async def _end(self, encode: Callable[[int, _How], Frame], how: _How, outcome: str) -> None:
-        rest = [native.token(self.next_seq + at, chunk) for at, chunk in enumerate(self._mender.rest())]
-        await self._append([*rest, encode(self.next_seq + len(rest), how)])
+        """Append the terminal record.  While the store is away it is owed, for as long as this process lives."""
+        frames = list(self._doubted)
+        for chunk in self._mender.rest():
+            frames.append(native.token(self.next_seq + len(frames), chunk))
+        frames.append(encode(self.next_seq + len(frames), how))
+        await self._append(frames, patience=None)
         self.outcome = outcome
 
 
-def _slice(frames: list[Frame], at: int) -> list[Frame]:
-    """The frames from `at` that may travel as one batch of a store."""
-    batch = frames[at : at + SLICE_FRAMES]
-    total = 0
-    for count, frame in enumerate(batch):
-        total += len(frame)
-        if total > SLICE_BYTES and count:
-            return batch[:count]
-    return batch
+class Starts:
+    """Lets producers start one per turn of the loop, and while requests keep arriving lets these go first.
+
+    A start is a request to an upstream, a third of a millisecond of work: twenty at once would hold up the first byte
+    of every reader that came with them.  None waits longer than `_PATIENCE` seconds for others.
+    """
+
+    _PATIENCE = 0.010
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._since = 0.0
+        self._arrived = False
+
+    def wait(self) -> asyncio.Future[None]:
+        """Done when it is this one's turn."""
+        loop = asyncio.get_running_loop()
+        go: asyncio.Future[None] = loop.create_future()
+        if not self._waiting:
+            self._since = loop.time()
+            loop.call_soon(self._next)
+        self._waiting.append(go)
+        self._arrived = True
+        return go
+
+    def _next(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._arrived and loop.time() - self._since < self._PATIENCE:
+            self._arrived = False
+        else:
+            go = self._waiting.popleft()
+            if not go.done():
+                go.set_result(None)
+        if self._waiting:
+            loop.call_soon(self._next)

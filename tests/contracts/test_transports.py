@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.testing import sse_dial
+from midstream.testing import sse_dial, ws_dial
 from midstream.testing.transport_contract import Connect, TransportContract
 from tests import narrow_dial
 
@@ -24,6 +24,14 @@ class TestSse(TransportContract):
     @pytest.fixture
     def connect(self) -> Connect:
         return sse_dial.connect
+
+
+class TestWebSocket(TransportContract):
+    """One socket per reader; several streams on one are tests/integration/test_websocket.py."""
+
+    @pytest.fixture
+    def connect(self) -> Connect:
+        return ws_dial.connect
 
 
 class TestNarrow(TransportContract):

@@ -21,7 +21,8 @@ from midstream.errors import CursorAhead, CursorExpired, Unauthorized, UnknownSt
 from midstream.producers.scripted import tokens
 from midstream.server.settings import Settings
 from midstream.testing.gateway import RunningGateway
-from midstream.testing.puppet import Puppet, soon
+from midstream.testing.patience import soon
+from midstream.testing.puppet import Puppet
 from tests.unit.cli.program import COMMAND, environment
 
 HASTE = Patience(base=0.001, cap=0.01)

@@ -212,6 +212,40 @@ async def test_metrics_count_what_happened(here: Site, ada: Http) -> None:
     assert found["midstream_upstream_first_token_seconds_count"] == 1
 
 
+async def test_resumes_that_had_missed_something_are_timed_to_their_first_record(here: Site, ada: Http) -> None:
+    """Not those that have had all there is: the next record is the model's to give.  Nor a reader from the start."""
+    stream_id, puppet = await here.open_stream("a", "b", http=ada)
+    timed = "midstream_resume_first_record_seconds"
+    assert (await sampled(here))[f"{timed}_count"] == 0
+    behind = await ada.open("GET", f"/v1/stream/{stream_id}?cursor={cursor(stream_id, 2)}")
+    await ada.open("GET", f"/v1/stream/{stream_id}?cursor={cursor(stream_id, 3)}")
+    await ada.open("GET", f"/v1/stream/{stream_id}?from=start")
+    await here.gateway.idle(stream_id, readers=3)
+    await puppet.say("c")
+    await here.gateway.idle(stream_id, readers=3)
+    found = await sampled(here)
+    assert found[f"{timed}_count"] == 1
+    assert 0 < found[f"{timed}_sum"] < 5
+    await puppet.finish()
+    assert (await behind.read()).count(b"\nid: ") == 3
+    assert (await sampled(here))[f"{timed}_count"] == 1
+
+
+async def test_waits_for_the_store_are_counted(tmp_path: Path) -> None:
+    """One for each commit; none where there is no store to wait for."""
+    async with site(journal=f"sqlite:///{tmp_path}/journal.db") as durable:
+        before = await sampled(durable)
+        await durable.told("a", "b")
+        after = await sampled(durable)
+        trip = "midstream_store_round_trip_seconds"
+        assert after[f"{trip}_count"] >= before[f"{trip}_count"] + 3
+        assert 0 < after[f"{trip}_sum"] - before[f"{trip}_sum"] < 5
+    async with site() as here:
+        await here.told("a", "b")
+        found = await sampled(here)
+        assert (found[f"{trip}_count"], found[f"{trip}_sum"]) == (0, 0)
+
+
 async def test_metrics_name_no_owner_stream_or_client(here: Site, ada: Http) -> None:
     """Labels come from lists of our own: nothing a client sent can make a new time series."""
     stream_id = await here.told("a", http=ada.sending(Idempotency_Key="my-idempotency-key"))

@@ -13,8 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from midstream.testing.gateway import until
-from midstream.testing.puppet import soon
+from midstream.testing.patience import soon, until
 from midstream.wire import H_STREAM_ID
 from tests.gateways import cursor, site, wire
 
@@ -106,7 +105,7 @@ async def test_second_signal_ends_a_drain_that_no_reader_waits_for() -> None:
     """What is drained may have no connection at all; the second signal is at once all the same."""
     async with site(drain=600.0) as here:
         await here.open_stream("a")
-        server = here.gateway._server
+        server = here.gateway.server
         server.handle_exit(signal.SIGTERM, None)
         draining = asyncio.create_task(here.gateway.drain())
         await asyncio.wait([draining], timeout=0.3)  # past the pause in which the server waits for its connections

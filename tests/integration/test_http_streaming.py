@@ -22,8 +22,8 @@ from starlette.responses import Response
 
 from midstream.codec.sse import Decoder
 from midstream.records import Chunk
-from midstream.testing.gateway import until
-from midstream.testing.puppet import Puppet, soon
+from midstream.testing.patience import soon, until
+from midstream.testing.puppet import Puppet
 from midstream.wire import H_STREAM_ID, SEND_STALL
 from tests.gateways import Site, cursor, site, wire
 
@@ -334,7 +334,7 @@ async def test_kernel_ends_what_nobody_acknowledges(here: Site) -> None:
     async with wire(here.gateway) as peer:
         peer.request("GET", "/healthz")
         await peer.head()
-        [connection] = here.gateway._server.server_state.connections
+        [connection] = here.gateway.server.server_state.connections
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == SEND_STALL * 1000
 

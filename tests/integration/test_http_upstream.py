@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from midstream.server.settings import Settings
 from midstream.testing.gateway import RunningGateway
-from midstream.testing.puppet import soon
+from midstream.testing.patience import soon
 from midstream.testing.transport_dial import ADA, KEYS
 from midstream.testing.upstream import (
     MisbehavingUpstream,

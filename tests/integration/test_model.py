@@ -5,6 +5,7 @@ the child really dies of what they do.
 """
 
 import asyncio
+import importlib
 import json
 import os
 import subprocess
@@ -119,7 +120,9 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, **packages: str) -> N
     for name, source in packages.items():
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(dedent(source))
-    monkeypatch.syspath_prepend(folder)
+    # Not syspath_prepend: it saves what it finds, and would leave a path that was shortened before it short for ever.
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    importlib.invalidate_caches()
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 

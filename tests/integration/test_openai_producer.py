@@ -12,7 +12,8 @@ import pytest
 
 from midstream.codec.openai import Route
 from midstream.errors import ProducerFailed, UnknownModel
-from midstream.producers.openai import Limits, OpenAIUpstream, Upstreams
+from midstream.producers.intake import UpstreamLimits
+from midstream.producers.openai import OpenAIUpstream, Upstreams
 from midstream.producers.scripted import Scripted
 from midstream.records import Chunk, Finish
 from midstream.testing.upstream import (
@@ -40,8 +41,10 @@ from midstream.testing.upstream import (
 )
 
 KEY = "sk-never-to-be-seen-0123456789"
-QUICK = Limits(connect=5, first_token=0.4, idle=0.25, total=5)
-PATIENT = Limits(connect=5, first_token=10, idle=10, total=20)  # no part of a test, but its end if something hangs
+QUICK = UpstreamLimits(connect=5, first_token=0.4, idle=0.25, total=5)
+PATIENT = UpstreamLimits(
+    connect=5, first_token=10, idle=10, total=20
+)  # no part of a test, but its end if something hangs
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
 ABC = (chat_event("a"), chat_event("b"), chat_event("c"))
 STOP = chat_event(finish_reason="stop")
@@ -88,7 +91,7 @@ async def run(
 
 @asynccontextmanager
 async def facing(
-    url: str, limits: Limits = PATIENT, key: str | None = KEY, **options: Any
+    url: str, limits: UpstreamLimits = PATIENT, key: str | None = KEY, **options: Any
 ) -> AsyncIterator[OpenAIUpstream]:
     """A producer for the upstream at `url`; afterwards it has let go of everything."""
     upstream = OpenAIUpstream(url, None, key, limits, **options)
@@ -101,7 +104,7 @@ async def facing(
 
 @asynccontextmanager
 async def answering(
-    *steps: Step, limits: Limits = PATIENT, **dialect: Any
+    *steps: Step, limits: UpstreamLimits = PATIENT, **dialect: Any
 ) -> AsyncIterator[tuple[MisbehavingUpstream, OpenAIUpstream]]:
     """An upstream that answers with these steps, and a producer for it."""
     async with MisbehavingUpstream(default=Script(steps, **dialect)) as wire, facing(wire.url, limits) as upstream:
@@ -511,7 +514,7 @@ async def test_comments_do_not_put_off_the_first_token() -> None:
     """But they are a sign of life between bytes: it is the first token's limit that runs out."""
     pings: list[Step] = [Comment(" ping"), Pause(0.05)]
     steps = [Head(), *pings * 100]
-    async with answering(*steps, limits=Limits(first_token=0.5, idle=0.2)) as (_, upstream):
+    async with answering(*steps, limits=UpstreamLimits(first_token=0.5, idle=0.2)) as (_, upstream):
         assert "no first token within 0.5 s" in (await run(upstream)).failure.detail
 
 
@@ -519,24 +522,24 @@ async def test_comments_put_off_the_idle_limit() -> None:
     """Between tokens."""
     pings: list[Step] = [Comment(), Pause(0.05)]
     steps = [chat_event("a"), *pings * 8, *ABC, STOP, DONE]
-    async with answering(*steps, limits=Limits(first_token=5, idle=0.2)) as (_, upstream):
+    async with answering(*steps, limits=UpstreamLimits(first_token=5, idle=0.2)) as (_, upstream):
         assert (await run(upstream)).outcome == "done"
 
 
 @pytest.mark.parametrize(
     ("limits", "steps", "said"),
     [
-        (Limits(first_token=0.1), [Stall()], "answered nothing within 0.1 s"),
-        (Limits(first_token=0.1), [Head(), Stall()], "no first token within 0.1 s"),
-        (Limits(first_token=0.1), [chat_event({"role": "assistant"}), Stall()], "no first token within 0.1 s"),
-        (Limits(idle=0.1), [Comment(), Stall()], "silent for 0.1 s"),
-        (Limits(idle=0.1), [*ABC, Stall()], "silent for 0.1 s"),
-        (Limits(idle=0.1), [Send(b'data: {"choices'), Stall()], "silent for 0.1 s"),
-        (Limits(total=0.2), [*ABC, *[chat_event("."), Pause(0.02)] * 50], "did not finish within 0.2 s"),
-        (Limits(total=0.1), [Head(), Stall()], "did not finish within 0.1 s"),
+        (UpstreamLimits(first_token=0.1), [Stall()], "answered nothing within 0.1 s"),
+        (UpstreamLimits(first_token=0.1), [Head(), Stall()], "no first token within 0.1 s"),
+        (UpstreamLimits(first_token=0.1), [chat_event({"role": "assistant"}), Stall()], "no first token within 0.1 s"),
+        (UpstreamLimits(idle=0.1), [Comment(), Stall()], "silent for 0.1 s"),
+        (UpstreamLimits(idle=0.1), [*ABC, Stall()], "silent for 0.1 s"),
+        (UpstreamLimits(idle=0.1), [Send(b'data: {"choices'), Stall()], "silent for 0.1 s"),
+        (UpstreamLimits(total=0.2), [*ABC, *[chat_event("."), Pause(0.02)] * 50], "did not finish within 0.2 s"),
+        (UpstreamLimits(total=0.1), [Head(), Stall()], "did not finish within 0.1 s"),
     ],
 )
-async def test_each_limit_has_its_own_words(limits: Limits, steps: list[Step], said: str) -> None:
+async def test_each_limit_has_its_own_words(limits: UpstreamLimits, steps: list[Step], said: str) -> None:
     """And closes the connection."""
     async with answering(*steps, limits=limits) as (wire, upstream):
         failure = (await run(upstream)).failure
@@ -548,7 +551,7 @@ async def test_each_limit_has_its_own_words(limits: Limits, steps: list[Step], s
 async def test_a_slow_consumer_is_not_the_upstreams_fault() -> None:
     """The idle limit is about the upstream: what it has sent in time may wait."""
     steps: list[Step] = [chat_event("a"), Pause(0.05), *ABC, Pause(0.05), STOP, DONE]
-    async with answering(*steps, limits=Limits(idle=0.15)) as (_, upstream):
+    async with answering(*steps, limits=UpstreamLimits(idle=0.15)) as (_, upstream):
         assert (await run(upstream, pause=0.3)).outcome == "done"
 
 
@@ -556,7 +559,7 @@ async def test_a_handshake_that_never_ends_is_a_connection_that_timed_out() -> N
     """TLS to a server that accepts and says nothing."""
     async with (
         MisbehavingUpstream() as wire,
-        facing(f"https://127.0.0.1:{wire.port}/v1", Limits(connect=0.1)) as upstream,
+        facing(f"https://127.0.0.1:{wire.port}/v1", UpstreamLimits(connect=0.1)) as upstream,
     ):
         told = await run(upstream)
     assert told.outcome == "upstream_timeout"

@@ -21,7 +21,8 @@ from midstream.journal import sqlite_commit
 from midstream.journal.sqlite import SqliteJournal
 from midstream.records import Chunk, Finish, Frame, Record
 from midstream.testing.clock import ManualClock
-from midstream.testing.journal_writer import Writer, meta, read_all, soon
+from midstream.testing.journal_writer import Writer, meta, read_all
+from midstream.testing.patience import soon
 
 HERE = Path(__file__)
 WAL_HEADER, FRAME_HEADER, PAGE = 32, 24, 4096  # https://sqlite.org/fileformat2.html#the_write_ahead_log

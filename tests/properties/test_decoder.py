@@ -113,13 +113,3 @@ def test_any_stream_in_any_pieces_is_read_by_the_book(pieces: list[bytes]) -> No
     whole = outcome([stream])
     assert outcome(pieces) == whole
     assert whole[:2] == by_the_book(stream)
-
-
-@given(cut_streams())
-def test_at_boundary_means_that_nothing_is_lost_if_the_connection_ends_here(pieces: list[bytes]) -> None:
-    """It agrees with what close() returns, but for a reconnection time or half a line end that may be pending."""
-    decoder = Decoder()
-    for piece in pieces:
-        decoder.feed(piece)
-    if decoder.at_boundary:
-        assert decoder.close() == b""

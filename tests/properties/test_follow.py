@@ -19,7 +19,8 @@ from midstream.journal.base import Journal
 from midstream.records import Frame, Page, Record
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
-from midstream.testing.journal_writer import Writer, meta, read_all, seqs, soon
+from midstream.testing.journal_writer import Writer, meta, read_all, seqs
+from midstream.testing.patience import soon
 from midstream.wire import SLICE_FRAMES, TERMINAL
 from tests.journals import BACK_ENDS, running
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstream import rules
 from midstream.codec import native
 from midstream.codec.text import Mender, whole
-from midstream.records import Answer, Chunk, Fold
+from midstream.records import Choice, Chunk, Fold
 
 # A bound this small lets short texts exceed it many times.
 SMALL = 96
@@ -30,7 +30,7 @@ def _small_bound() -> Iterator[None]:
         yield
 
 
-def answers(chunks: Iterable[Chunk]) -> dict[int, Answer]:
+def answers(chunks: Iterable[Chunk]) -> dict[int, Choice]:
     """The answer that these chunks tell, each a record of its own."""
     kept = Fold()
     rules.fold(kept, (native.token(seq, chunk) for seq, chunk in enumerate(chunks, 2)))
@@ -73,7 +73,7 @@ def test_texts_woven_together_stay_apart(woven: list[tuple[str, int, str]]) -> N
         said[field, choice] = said.get((field, choice), "") + text
     kept = answers(journaled(told(*saying) for saying in woven))
     for (field, choice), text in said.items():
-        answer = kept.get(choice, Answer())
+        answer = kept.get(choice, Choice())
         if field.startswith("call"):
             calls = {tool.position: tool.arguments for tool in answer.tool_calls}
             heard = calls.get(int(field[-1]), bytearray())

@@ -18,7 +18,8 @@ from midstream.journal.memory import MemoryJournal
 from midstream.records import Page
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
-from midstream.testing.journal_writer import Writer, meta, seqs, soon
+from midstream.testing.journal_writer import Writer, meta, seqs
+from midstream.testing.patience import soon
 
 
 class Bucket:
@@ -302,3 +303,18 @@ async def test_turn_serves_everybody_and_lets_the_loop_go_on() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert served == 1001
+
+
+@pytest.mark.parametrize("room", [1, 1000])
+async def test_first_records_are_told_once(writer: Writer, room: int) -> None:
+    """After they went into the sink, and never again."""
+    told: list[int] = []
+    bucket = Bucket(room)
+    follow = Follow(writer.journal, writer.stream_id, 1, on_first=lambda: told.append(len(bucket.pages)))
+    task = asyncio.create_task(follow.feed(bucket))
+    await bucket.holds(3)
+    await writer.say("c")
+    await writer.finish()
+    await soon(task)
+    assert bucket.seqs == [2, 3, 4, 5]
+    assert told == [1]

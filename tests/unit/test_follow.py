@@ -13,7 +13,8 @@ from midstream.journal.memory import MemoryJournal
 from midstream.records import Page
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
-from midstream.testing.journal_writer import Writer, meta, seqs, soon
+from midstream.testing.journal_writer import Writer, meta, seqs
+from midstream.testing.patience import soon
 
 
 @pytest.fixture
@@ -230,3 +231,17 @@ async def test_reader_knows_how_to_be_cut_off(writer: Writer) -> None:
     assert follow.abort is not None
     follow.abort()
     assert cut == [True]
+
+
+async def test_first_records_are_told_once(writer: Writer) -> None:
+    """To whom wants to know how long they took; a sign of life is none, and the records after them are not either."""
+    told: list[int] = []
+    follow = Follow(writer.journal, writer.stream_id, 3, on_first=lambda: told.append(follow.position))
+    task = await asked(follow)
+    follow.beat()
+    await soon(task)
+    assert told == []
+    for text in "cd":
+        await writer.say(text)
+        await handed(follow)
+    assert told == [3]  # when they were handed over, which is before they count as taken

@@ -19,9 +19,8 @@ SCRIPTED = "scripted:"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    settings.add_arguments(parser)
+    serve.add_arguments(parser)
     parser.add_argument("--scripted", action="store_true", help="without a model: a scripted simulation answers")
-    parser.add_argument("--verbose", action="store_true", help="log what is of use when looking for a fault")
 
 
 def run(args: argparse.Namespace) -> int:

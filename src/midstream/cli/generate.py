@@ -12,7 +12,6 @@ it never leaves one out.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from dataclasses import dataclass
@@ -22,16 +21,15 @@ from typing import Any
 import orjson
 
 from midstream.cli import exits
+from midstream.cli.gateway import KEY_VARIABLE, add_gateway, key_of
 from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed, command, save
 from midstream.client import Client, Cursor, GaveUp, Lost, Record, Resumed, Stream, Unreachable
-from midstream.client.surface import DEFAULT_GATEWAY
 from midstream.cursor import decode
 from midstream.errors import BadCursor, MidstreamError, PositionError, UnknownStream
 from midstream.wire import CANCELLED, DONE, FAILED, OPEN, TOKEN
 
 HELP = "ask a model and print its answer, across dropped connections"
 
-KEY_VARIABLE = "MIDSTREAM_KEY"
 # An ack is a courtesy: while the gateway is away the answer matters more.
 _ACK_TIMEOUT = 5.0
 # A wait that a person notices, in seconds.
@@ -63,26 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reading.add_argument("--show-reasoning", action="store_true", help="print the model's thinking aloud to stderr")
 
 
-def add_gateway(parser: argparse.ArgumentParser) -> None:
-    """What every verb needs that talks to a gateway."""
-    parser.add_argument("--gateway", default=DEFAULT_GATEWAY, metavar="URL", help="its address (%(default)s)")
-    parser.add_argument(
-        "--key", metavar="KEY", help=f"the caller's key; better in {KEY_VARIABLE}, which other users cannot see"
-    )
-
-
 def _positive(text: str) -> int:
     if not text.isascii() or not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 up")
     return int(text)
-
-
-def key_of(args: argparse.Namespace) -> str | None:
-    """The caller's key, if there is one.  Raises ValueError for what cannot stand in a header."""
-    key: str = (args.key or os.environ.get(KEY_VARIABLE) or "").strip()
-    if not (key.isascii() and key.isprintable()):
-        raise ValueError("the key has characters that cannot be sent; is it really the key?")
-    return key or None
 
 
 def run(args: argparse.Namespace) -> int:

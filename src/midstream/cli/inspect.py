@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from midstream.cli import exits
-from midstream.cli.generate import add_gateway, key_of
+from midstream.cli.gateway import add_gateway, key_of
 from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed
 from midstream.client import Client, UnexpectedAnswer, Unreachable
 from midstream.errors import MidstreamError

@@ -1,0 +1,1 @@
+"""Bytes into values and back, without I/O."""

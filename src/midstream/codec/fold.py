@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from midstream.records import Answer, Fold, ToolCall
+from midstream.records import Choice, Fold, ToolCall
 
 
 def encode(fold: Fold) -> bytes:
@@ -15,7 +15,7 @@ def encode(fold: Fold) -> bytes:
         {
             "upto": fold.upto,
             "complete": fold.complete,
-            "choices": [[choice, _answer(answer)] for choice, answer in fold.choices.items()],
+            "choices": [[index, _fields(choice)] for index, choice in fold.choices.items()],
             "items": fold.items,
             "error": fold.error,
             "usage": fold.usage,
@@ -23,11 +23,11 @@ def encode(fold: Fold) -> bytes:
     )
 
 
-def _answer(answer: Answer) -> dict[str, Any]:
+def _fields(choice: Choice) -> dict[str, Any]:
     return {
-        "text": answer.text.decode(),
-        "reasoning": answer.reasoning.decode(),
-        "refusal": answer.refusal.decode(),
+        "text": choice.text.decode(),
+        "reasoning": choice.reasoning.decode(),
+        "refusal": choice.refusal.decode(),
         "tool_calls": [
             {
                 "position": call.position,
@@ -36,9 +36,9 @@ def _answer(answer: Answer) -> dict[str, Any]:
                 "name": call.name,
                 "arguments": call.arguments.decode(),
             }
-            for call in answer.tool_calls
+            for call in choice.tool_calls
         ],
-        "finish_reason": answer.finish_reason,
+        "finish_reason": choice.finish_reason,
     }
 
 
@@ -48,15 +48,15 @@ def decode(data: bytes) -> Fold:
     return Fold(
         upto=fields["upto"],
         complete=fields["complete"],
-        choices={choice: _parsed(answer) for choice, answer in fields["choices"]},
+        choices={index: _parsed(choice) for index, choice in fields["choices"]},
         items=[(kind, deltas) for kind, deltas in fields["items"]],
         error=fields["error"],
         usage=fields["usage"],
     )
 
 
-def _parsed(fields: dict[str, Any]) -> Answer:
-    return Answer(
+def _parsed(fields: dict[str, Any]) -> Choice:
+    return Choice(
         text=bytearray(fields["text"].encode()),
         reasoning=bytearray(fields["reasoning"].encode()),
         refusal=bytearray(fields["refusal"].encode()),

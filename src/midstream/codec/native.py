@@ -13,7 +13,7 @@ import orjson
 from midstream.cursor import Cursor
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish, Frame
-from midstream.wire import CANCELLED, DONE, FAILED, MAX_FIELD_BYTES, START, CancelReason
+from midstream.wire import CANCELLED, DONE, FAILED, MAX_FIELD_BYTES, START, TOKEN, CancelReason
 
 _dumps = orjson.dumps
 
@@ -36,7 +36,7 @@ def token(seq: int, chunk: Chunk) -> Frame:
             seq,
             _dumps(chunk.delta),
         )
-    return frame(seq, "token", {"seq": seq, "delta": chunk.delta, **chunk.more, "done": False})
+    return frame(seq, TOKEN, {"seq": seq, "delta": chunk.delta, **chunk.more, "done": False})
 
 
 def done(seq: int, finish: Finish) -> Frame:
@@ -144,9 +144,7 @@ def _refuse_large(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if len(_dumps(value)) > MAX_FIELD_BYTES:
             raise ProducerFailed(
-                "upstream_too_large",
-                f"the upstream's field {name!r} is over {MAX_FIELD_BYTES} bytes",
-                retryable=False,
+                "upstream_too_large", f"the upstream's field {name!r} is over {MAX_FIELD_BYTES} bytes"
             )
 
 

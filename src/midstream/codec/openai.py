@@ -20,7 +20,7 @@ import orjson
 from midstream.codec.text import whole
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish
-from midstream.wire import FAILURES, UPSTREAM_RETRYABLE
+from midstream.wire import UPSTREAM_RETRYABLE
 
 Route = Literal["chat", "completions"]
 
@@ -81,9 +81,8 @@ class ChatReader:
         chunk = _parse(data)
         choices = chunk.pop("choices", None)
         usage = chunk.pop("usage", None)
-        chunk.pop(
-            "obfuscation", None
-        )  # OpenAI's padding against traffic analysis: random, and of no use once re-framed
+        # OpenAI's padding against traffic analysis: random, and of no use once re-framed.
+        chunk.pop("obfuscation", None)
         if usage is None and chunk == self._envelope and type(choices) is list and len(choices) == 1:
             text = self._plain_text(choices[0])
             if text is not None:
@@ -107,9 +106,7 @@ class ChatReader:
         """The end of the response.  Raises ProducerFailed (`upstream_truncated`) where the answer is not whole."""
         if not (self.done or self.complete):
             raise ProducerFailed(
-                "upstream_truncated",
-                "the upstream's answer ended early, with neither a finish_reason nor [DONE]",
-                retryable=FAILURES["upstream_truncated"],
+                "upstream_truncated", "the upstream's answer ended early, with neither a finish_reason nor [DONE]"
             )
         reason = next(iter(self._reasons.values()), None) if len(self._reasons) == 1 else None
         upstream = ({"chunk": self._envelope_news} if self._envelope_news else {}) | self._last
@@ -337,7 +334,7 @@ def _finite(digits: str) -> float | None:
 
 def malformed(message: str) -> ProducerFailed:
     """What the upstream sent cannot be read, and to skip it would leave a gap nobody can see."""
-    return ProducerFailed("upstream_malformed", message, retryable=FAILURES["upstream_malformed"])
+    return ProducerFailed("upstream_malformed", message)
 
 
 def upstream_error(error: Any, status: int | None = None) -> ProducerFailed:

@@ -65,11 +65,6 @@ class Decoder:
         self._size = 0
         self._fresh = False  # nothing is pending: the next byte begins a block
 
-    @property
-    def at_boundary(self) -> bool:
-        """Whether no event has begun (a comment does not count as the beginning of one)."""
-        return not self._head and (not self._parts or self._parts[0].startswith(b":"))
-
     def feed(self, data: bytes) -> list[Event]:
         """Take the next bytes; return the events they complete.  Raises EventTooLarge; feed nothing after that."""
         # What honest servers send: whole blocks with LF, most often a single `data: {…}`.

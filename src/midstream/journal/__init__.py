@@ -6,24 +6,27 @@ from collections.abc import Callable
 
 from midstream.journal.base import Journal
 from midstream.journal.memory import MemoryJournal
+from midstream.journal.redis import RedisJournal
+from midstream.journal.redis_url import SCHEMES, parse
 from midstream.journal.sqlite import SqliteJournal
 from midstream.rules import Bounds
 
 _SQLITE = "sqlite:///"
-_FORMS = "memory:, sqlite:///FILE (relative) or sqlite:////FILE (absolute)"
+_FORMS = "memory:, sqlite:///FILE (relative), sqlite:////FILE (absolute) or redis://HOST"
 
 
 def open_journal(url: str, clock: Callable[[], float], bounds: Bounds | None = None) -> Journal:
-    """The journal that a `--journal` URL names, still to be opened: `memory:` or `sqlite:///FILE`.
+    """The journal that a `--journal` URL names, still to be opened: `memory:`, `sqlite:///FILE` or `redis://HOST…`.
 
-    What follows `sqlite:///` is the path as it stands, so an absolute one makes four slashes.  `clock` gives seconds
-    since 1970.  Raises ValueError, whose text is for the operator, for any other URL.
+    What follows `sqlite:///` is the path as it stands, so an absolute one makes four slashes.  For Redis and Valkey see
+    `redis_url.parse`.  `clock` gives seconds since 1970.  Raises ValueError, whose text is for the operator, for any
+    other URL.
     """
     if url == "memory:":
         return MemoryJournal(clock, bounds)
-    path = url.removeprefix(_SQLITE)
-    if path not in (url, "", ":memory:") and not path.endswith("/"):
-        return SqliteJournal(path, clock, bounds)
-    if url.startswith(("redis:", "rediss:", "valkey:", "valkeys:")):
-        raise ValueError(f"a Redis journal is not part of this version yet; use {_FORMS}")
+    if url.startswith(_SQLITE) and len(url) > len(_SQLITE) and not url.endswith("/"):
+        return SqliteJournal(url.removeprefix(_SQLITE), clock, bounds)
+    scheme, separator, _ = url.partition("://")
+    if separator and scheme in SCHEMES:
+        return RedisJournal(parse(url), clock, bounds)
     raise ValueError(f"{url!r} does not name a journal; use {_FORMS}")

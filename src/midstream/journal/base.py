@@ -23,6 +23,22 @@ class Traits:
     shared: bool  # several processes may use the store at once
 
 
+@dataclass(slots=True)
+class RoundTrips:
+    """How often a journal has waited for its store, and for how many seconds in all.
+
+    Two plain numbers, added to once a trip and read when somebody asks for metrics.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one that took so long, whatever came of it."""
+        self.count += 1
+        self.seconds += seconds
+
+
 class Created(NamedTuple):
     """What `create` did: the stream, and whether it stood before under one of the names."""
 
@@ -41,8 +57,8 @@ class Snapshot(NamedTuple):
 class Orphan(NamedTuple):
     """A stream taken over from a process that is gone.
 
-    `intact`: everything its writer was told is kept is there.  Otherwise the store may have come back without the newest
-    records, and the stream must not be written on, only ended: some reader may have seen more of it (I8).
+    `intact`: everything its writer was told is kept is there.  Otherwise the store may have come back without the
+    newest records, and the stream must not be written on, only ended: some reader may have seen more of it (I8).
     """
 
     state: StreamState
@@ -77,15 +93,15 @@ class Journal(Protocol):
     traits: Traits
 
     async def open(self) -> None:
-        """Make the store ready.  Streams whose writer is gone are ended `failed` `writer_lost` first, but where a listener
-        is there to decide: then they are `orphans`.
+        """Make the store ready.  Streams whose writer is gone are ended `failed` `writer_lost` first, but where a
+        listener is there to decide: then they are `orphans`.
 
         A shared store that does not answer now is no error: verbs raise StoreUnavailable until it does.  Raises
         JournalInUse, JournalCorrupt, JournalError when the store will never let us in.
         """
 
     def available(self) -> bool:
-        """Whether verbs can be expected to work: the store answers and, where it is shared, this process's lease holds."""
+        """Whether verbs can be expected to work: the store answers and, where it is shared, our lease holds."""
 
     async def close(self) -> None:
         """Let go of the store.  Waits for what was appended; wakes every `wait`."""
@@ -155,8 +171,8 @@ class Journal(Protocol):
     async def claim_orphan(self, stream_id: str) -> Orphan | None:
         """Take over writing from a process that is gone, in one step: of several that try exactly one gets the stream.
 
-        None when it has ended, somebody else has it, its writer is alive, or that cannot be known yet (the store was away
-        for so long that the living could not renew their leases).  The epoch counts take-overs: it is 1 without one.
+        None when it has ended, somebody else has it, its writer is alive, or that cannot be known yet (the store was
+        away for so long that the living could not renew their leases).  The epoch counts take-overs: it is 1 without.
         """
 
     async def orphans(self) -> Sequence[str]:
@@ -195,3 +211,6 @@ class Journal(Protocol):
 
     def retained_bytes(self) -> int:
         """Bytes held for all streams, as last known (for metrics)."""
+
+    def round_trips(self) -> RoundTrips:
+        """What this process has waited for: commits, pipelines, reads.  None where there is no store (for metrics)."""

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from midstream import rules
 from midstream.errors import OutOfSpace, UnknownStream
-from midstream.journal.base import Listener, Orphan
-from midstream.records import FRAME_OVERHEAD, Fold, Frame, Page, StreamMeta, StreamState
+from midstream.journal.base import Listener, Orphan, RoundTrips
+from midstream.records import FRAME_OVERHEAD, Fold, Frame, Page, StreamMeta, StreamState, within
 from midstream.rules import Bounds, Counters
 from midstream.wire import OPEN, SLICE_BYTES, SLICE_FRAMES
 
@@ -136,16 +136,6 @@ def _settle(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
-def within(frames: list[Frame], max_bytes: int) -> list[Frame]:
-    """The first of these frames, as many as fit into `max_bytes`, at least one."""
-    total = 0
-    for count, frame in enumerate(frames):
-        total += len(frame)
-        if total > max_bytes and count:
-            return frames[:count]
-    return frames
-
-
 AnyLog = TypeVar("AnyLog", bound=Log)
 
 
@@ -247,6 +237,9 @@ class Local(Generic[AnyLog]):
 
     def retained_bytes(self) -> int:
         return self._total.bytes
+
+    def round_trips(self) -> RoundTrips:
+        return RoundTrips()
 
     # No other process is there to be told, asked or outlived.
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from midstream.errors import StoreUnavailable
+from midstream.journal.base import RoundTrips
 from midstream.journal.redis_link import Link, Lost, Tether
 
 # What one write holds at most, in bytes: enough to amortise it, not so much that its reply is overdue.
@@ -16,7 +17,7 @@ _WRITE_BYTES = 4 * 1024 * 1024
 
 class _Item(NamedTuple):
     payload: bytes
-    count: int
+    replies: int
     reply: asyncio.Future[Any]
 
 
@@ -34,6 +35,7 @@ class Lane:
         self,
         dial: Callable[[], Awaitable[Link]],
         patience: float,
+        trips: RoundTrips,
         *,
         paced: bool = False,
         up: Callable[[], None] = lambda: None,
@@ -41,6 +43,7 @@ class Lane:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._paced = paced
+        self._trips = trips
         self._told_up, self._told_down = up, down
         self._due: list[_Item] = []
         self._armed = False
@@ -52,6 +55,10 @@ class Lane:
     @property
     def open(self) -> bool:
         return self._link is not None
+
+    @property
+    def refusal(self) -> str:
+        return self._tether.refusal
 
     def send(self, payload: bytes) -> asyncio.Future[Any]:
         """The reply to one packed command; a ReplyError is a reply.  Raises Lost and StoreUnavailable, in the future."""
@@ -84,8 +91,8 @@ class Lane:
         self._flying = self._paced
         link.send(
             b"".join([item.payload for item in going]),
-            sum([item.count for item in going]),
-            partial(self._landed, going),
+            sum([item.replies for item in going]),
+            partial(self._landed, going, self._loop.time()),
         )
         if self._due and not self._paced:
             self._depart()
@@ -100,22 +107,24 @@ class Lane:
                 return going[:at]
         return going
 
-    def _landed(self, going: list[_Item], replies: list[Any] | None) -> None:
+    def _landed(self, going: list[_Item], sent: float, replies: list[Any] | None) -> None:
         self._flying = False
+        self._trips.add(self._loop.time() - sent)
         at = 0
         for item in going:
-            end = at + item.count
+            end = at + item.replies
             if not item.reply.done():
                 if replies is None:
                     item.reply.set_exception(Lost("the connection to the store was lost"))
                 else:
-                    item.reply.set_result(replies[at] if item.count == 1 else replies[at:end])
+                    item.reply.set_result(replies[at] if item.replies == 1 else replies[at:end])
             at = end
         if self._due:
             self._depart()
 
     def _up(self, link: Link) -> None:
         self._link, self._absent = link, None
+        self._due = [item for item in self._due if not item.reply.done()]  # who gave up meanwhile is not to be served
         self._told_up()
         self._depart()
 
@@ -134,10 +143,14 @@ class Lane:
         self._tether.drop()
 
     async def close(self) -> None:
-        """Let go of the connection.  What is due fails."""
+        """Let go of the connection.  What is due is lost, and nothing more is taken."""
         await self._tether.close()
         self._link = None
-        self._tired(StoreUnavailable("the journal is closed"))
+        self._absent = StoreUnavailable("the journal is closed")
+        due, self._due = self._due, []
+        for item in due:
+            if not item.reply.done():
+                item.reply.set_exception(Lost("the connection to the store was closed"))
 
 
 class Ears:
@@ -195,10 +208,8 @@ class Ears:
         elif kind in (b"subscribe", b"ssubscribe"):
             if reply[1] in self._channels:
                 self._ready(reply[1])
-        elif kind == b"sunsubscribe" and reply[1] in self._channels:  # its slot has moved: it will be found there
-            self._tether.drop()
-        elif isinstance(reply, Exception):
-            self._tether.drop()
+        elif isinstance(reply, Exception) or (kind == b"sunsubscribe" and reply[1] in self._channels):
+            self._tether.drop()  # its slot has moved: it will be found where it is now
 
     def _up(self, link: Link) -> None:
         self._link, self._answered = link, True

@@ -14,11 +14,12 @@ import random
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
-from hiredis import ProtocolError, Reader, ReplyError, pack_command
+from hiredis import ProtocolError, Reader, ReplyError
 
 from midstream.errors import JournalError, StoreUnavailable
+from midstream.journal.redis_scripts import command
 from midstream.journal.redis_url import Access, Place
 
 logger = logging.getLogger(__name__)
@@ -52,8 +53,7 @@ class Link(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def send(self, payload: bytes, count: int, landed: Callable[[list[Any] | None], None]) -> None:
         """Write commands that will have `count` replies; `landed` gets these, or None when the connection is lost."""
@@ -77,13 +77,13 @@ class Link(asyncio.Protocol):
             else:
                 replies.set_result(told)
 
-        self.send(b"".join(pack_command(tuple(command)) for command in commands), len(commands), landed)
+        self.send(b"".join(command(*parts) for parts in commands), len(commands), landed)
         return await replies
 
-    def write(self, *command: Any) -> None:
+    def write(self, *parts: bytes | str | int) -> None:
         """Write a command whose answer comes as a message."""
         if not self.closed.done():
-            self._transport.write(pack_command(command))
+            self._transport.write(command(*parts))
 
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -190,6 +190,7 @@ class Tether:
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(patience, self._tire)
+        self.refusal = ""  # why the server will not have us, where it is that
         self._trouble = "no connection yet"
         self._task = asyncio.create_task(self._hold(), name="store connection")
 
@@ -198,22 +199,29 @@ class Tether:
         while True:
             try:
                 link = await self._dial()
-            except (OSError, TimeoutError, Lost, JournalError) as error:  # OSError: also what TLS refuses
-                self._trouble = str(error) or type(error).__name__
-                if isinstance(error, JournalError):
-                    logger.error("%s", self._trouble)
+            except Exception as error:  # whatever it is, a connection that is not tried again is lost for ever
+                self._told(error)
                 await asyncio.sleep(pause * random.uniform(0.7, 1.3))
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 continue
-            pause = _FIRST_PAUSE
+            pause, self.refusal = _FIRST_PAUSE, ""
             self._timer.cancel()
             self._link = link
             self._up(link)
-            await link.closed
+            await asyncio.wait([link.closed])  # not the future itself: to cancel this is not to close that
             self._link = None
             self._trouble = "the connection was lost"
             self._timer = self._loop.call_later(self._patience, self._tire)
             self._down()
+
+    def _told(self, error: Exception) -> None:
+        trouble = str(error) or type(error).__name__
+        if not isinstance(error, OSError | TimeoutError | Lost | JournalError):
+            logger.error("connecting to the store failed", exc_info=error)
+        self.refusal = trouble if isinstance(error, JournalError) else ""
+        if self.refusal and trouble != self._trouble:  # once, not at each try
+            logger.error("%s", trouble)
+        self._trouble = trouble
 
     def _tire(self) -> None:
         self._tired(StoreUnavailable(f"the store does not answer: {self._trouble}", 2))
@@ -229,4 +237,4 @@ class Tether:
         await asyncio.wait([self._task])
         if self._link is not None:
             self._link.abort()
-            await self._link.closed
+            await asyncio.wait([self._link.closed])

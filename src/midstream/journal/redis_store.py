@@ -13,19 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hiredis import ReplyError, pack_command
+from hiredis import ReplyError
 from redis.crc import key_slot
 
 from midstream.errors import JournalError, StoreUnavailable
+from midstream.journal.base import RoundTrips
 from midstream.journal.redis_keys import SHARDS, Space
 from midstream.journal.redis_lane import Ears, Lane
 from midstream.journal.redis_link import Link, Lost, dial
-from midstream.journal.redis_scripts import SCRIPTS
+from midstream.journal.redis_scripts import SCRIPTS, command
 from midstream.journal.redis_url import Access, Place, Terms
 
 logger = logging.getLogger(__name__)
 
-_ASKING = pack_command(("ASKING",))
+_ASKING = command("ASKING")
 _SLOTS = [key_slot(b"%d" % shard) for shard in range(SHARDS)]
 # Pause before a command is sent again to a store that is busy with itself, in seconds.
 _PAUSE = 0.05
@@ -80,11 +81,10 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._met = asyncio.Event()
         self._tried = False
-        terms, channels = store.terms, store.space
-        self.appends = Lane(self._dial, terms.patience, paced=True)
-        self.calls = Lane(self._dial, terms.patience, up=self._up, down=self._down)
+        patience = store.terms.patience
+        self.appends = Lane(self._dial, patience, store.trips, paced=True)
+        self.calls = Lane(self._dial, patience, store.trips, up=self._up, down=self._down)
         self._ears: Ears | None = None
-        self._channels = channels
 
     @property
     def ears(self) -> Ears:
@@ -126,6 +126,7 @@ class Node:
             self.since = self._loop.time()
         self._tried = True
         self._met.set()
+        self._store.greeted(self)
         self._store.on_up(self)
 
     def _down(self) -> None:
@@ -141,7 +142,7 @@ class Node:
         if self._ears is not None:
             self._ears.prove()
         if self.appends.open:
-            self.appends.send(pack_command(("PING",))).add_done_callback(_forget)
+            self.appends.send(command("PING")).add_done_callback(_forget)
 
     def drop(self) -> None:
         self.appends.drop()
@@ -162,19 +163,23 @@ def _forget(reply: asyncio.Future[Any]) -> None:
 class Store:
     """All servers of one store.  The `on_…` attributes are told what happens; they must be cheap and not raise."""
 
-    def __init__(self, access: Access, space: Space, terms: Terms) -> None:
-        self.access, self.space, self.terms = access, space, terms
+    def __init__(self, access: Access, space: Space, terms: Terms, trips: RoundTrips) -> None:
+        self.access, self.space, self.terms, self.trips = access, space, terms, trips
+        self._loop = asyncio.get_running_loop()
         self.clustered = False
-        self.round_trips = 0
         self.on_message: Callable[[bytes, bytes], None] = lambda channel, message: None
         self.on_ready: Callable[[bytes], None] = lambda channel: None
         self.on_deaf: Callable[[Node], None] = lambda node: None
         self.on_up: Callable[[Node], None] = lambda node: None
         self.on_down: Callable[[Node], None] = lambda node: None
         self.on_restart: Callable[[Node], None] = lambda node: None
+        self.on_moved: Callable[[list[int]], None] = lambda shards: None
         self._nodes: dict[Place, Node] = {}
         self._by_shard: list[Node] = []
+        self._ranges: list[tuple[int, int, Node]] = []
+        self._moved: dict[int, Node] = {}  # what redirections said since the map was last asked for
         self._mapping: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
         self._mapped_at = float("-inf")
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -188,13 +193,15 @@ class Store:
                 await seed.met()
         except TimeoutError:
             return False
-        await self._learn(seed)
+        if self._mapping is not None:
+            await asyncio.wait([self._mapping])
         return True
 
-    async def _learn(self, seed: Node) -> None:
-        self.clustered = self.space.clustered = seed.clustered
+    def greeted(self, node: Node) -> None:
+        """A server has said what it is."""
+        self.clustered = self.space.clustered = node.clustered
         if self.clustered:
-            await self._map()
+            self._map_soon()
 
     def _node(self, place: Place) -> Node:
         if place not in self._nodes:
@@ -207,11 +214,31 @@ class Store:
             await asyncio.wait([self._mapping])
         for node in self._nodes.values():
             await node.close()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
 
-    def node(self, shard: int) -> Node:
+    def node(self, where: int) -> Node:
+        """The server of a tag, or of a slot given as SHARDS + slot."""
         if not self._by_shard:
             raise StoreUnavailable("the journal is not open")
-        return self._by_shard[shard]
+        if where < SHARDS:
+            return self._by_shard[where]
+        if (moved := self._moved.get(where)) is not None:
+            return moved
+        slot = where - SHARDS
+        return next((node for first, last, node in self._ranges if first <= slot <= last), self._by_shard[0])
+
+    def refusal(self) -> str:
+        """Why the store will not let us in, so that trying again is of no use; empty where it is not that."""
+        return next((node.calls.refusal for node in self._nodes.values() if node.calls.refusal), "")
+
+    def policy(self) -> str:
+        """What the store does when its memory is full."""
+        return next((node.policy for node in self._nodes.values() if node.policy != "noeviction"), "noeviction")
+
+    def answers(self) -> bool:
+        """Is there a connection to every server that has some of our keys?"""
+        return all(node.calls.open for node in self._by_shard)
 
     def nodes(self) -> list[Node]:
         return list(self._nodes.values())
@@ -221,26 +248,27 @@ class Store:
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
-    async def append(self, shard: int, packed: bytes) -> list[Any]:
-        """Run a script on the lane for appends.  Raises StoreUnavailable, JournalError."""
-        problem: object
+    async def append(self, shard: int, packed: bytes) -> Any:
+        """The reply of a script on the lane for appends.  Raises StoreUnavailable, JournalError."""
+        started = self._loop.time()
         try:
-            problem = await self.node(shard).appends.send(packed)
-            if type(problem) is list:
-                return problem
+            reply = await self._by_shard[shard].appends.send(packed)
+            if not isinstance(reply, ReplyError):
+                return reply
         except Lost as lost:
-            problem = lost
-        replies: list[Any] = await self._again(shard, lambda node: node.appends.send(packed), problem)
-        return replies
+            reply = lost
+        return await self._again(shard, lambda node: node.appends.send(packed), reply, started)
 
     async def run(self, shard: int, packed: bytes) -> Any:
         """The reply to one command.  Raises StoreUnavailable, JournalError."""
-        self.round_trips += 1
         return await self._tried(shard, lambda node: node.calls.send(packed))
+
+    async def run_on(self, key: bytes, packed: bytes) -> Any:
+        """The same, for a key that carries none of our tags."""
+        return await self._tried(SHARDS + key_slot(key), lambda node: node.calls.send(packed))
 
     async def together(self, shard: int, *commands: bytes) -> list[Any]:
         """The replies to several commands, all of one instant.  Raises StoreUnavailable, JournalError."""
-        self.round_trips += 1
         block = [_MULTI, *commands, _EXEC]
         replies: list[Any] = await self._tried(shard, lambda node: _executed(node.calls.block(block)))
         return replies
@@ -250,29 +278,30 @@ class Store:
         return await asyncio.gather(*(self.run(shard, packed) for shard, packed in commands))
 
     async def _tried(self, shard: int, send: Callable[[Node], Awaitable[Any]]) -> Any:
+        started = self._loop.time()
         try:
             reply = await send(self.node(shard))
         except Lost as lost:
-            return await self._again(shard, send, lost)
+            return await self._again(shard, send, lost, started)
         if isinstance(reply, ReplyError):
-            return await self._again(shard, send, reply)
+            return await self._again(shard, send, reply, started)
         return reply
 
-    async def _again(self, shard: int, send: Callable[[Node], Awaitable[Any]], problem: object) -> Any:
+    async def _again(self, shard: int, send: Callable[[Node], Awaitable[Any]], problem: object, started: float) -> Any:
         """Send until it is answered, or patience is over."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.terms.patience
-        while True:
-            sending = await self._mend(shard, send, problem)
-            try:
-                reply = await sending(self.node(shard))
-            except Lost as lost:
-                reply = lost
-            if not isinstance(reply, ReplyError | Lost):
-                return reply
-            if loop.time() > deadline:
-                raise StoreUnavailable(f"the store does not do what it should: {reply}", 2)
-            problem = reply
+        try:
+            async with asyncio.timeout_at(started + self.terms.patience):
+                while True:
+                    sending = await self._mend(shard, send, problem)
+                    try:
+                        reply = await sending(self.node(shard))
+                    except Lost as lost:
+                        reply = lost
+                    if not isinstance(reply, ReplyError | Lost):
+                        return reply
+                    problem = reply
+        except TimeoutError:
+            raise StoreUnavailable(f"the store does not do what it should: {problem}", 2) from None
 
     async def _mend(
         self, shard: int, send: Callable[[Node], Awaitable[Any]], problem: object
@@ -285,10 +314,12 @@ class Store:
         if word == "NOSCRIPT":
             await self._load(self.node(shard))
         elif word in ("MOVED", "ASK"):
-            place = self._place(shard, rest.split(" ")[-1])
+            place = self._place(shard, rest.rpartition(" ")[2])
             if word == "ASK":
                 return lambda _: _asked(self._node(place), send)
-            self._by_shard[shard] = self._node(place)
+            self._moved[shard] = self._node(place)
+            if shard < SHARDS:
+                self._by_shard[shard] = self._node(place)
             self._map_soon()
         elif word in _PASSING:
             await self._wait_out(shard, word)
@@ -308,7 +339,7 @@ class Store:
 
     async def _load(self, node: Node) -> None:
         for script in SCRIPTS:
-            await node.calls.send(pack_command(("SCRIPT", "LOAD", script.text)))
+            await node.calls.send(command("SCRIPT", "LOAD", script.text))
 
     # --- cluster ----------------------------------------------------------------------------------------------------
 
@@ -318,7 +349,7 @@ class Store:
         return Place(host.strip("[]") or self.node(shard).place.host, int(port))
 
     def _map_soon(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         if self._mapping is None and now - self._mapped_at > _PAUSE:
             self._mapped_at = now
             self._mapping = asyncio.create_task(self._map())
@@ -333,7 +364,7 @@ class Store:
         """Ask, of the servers we know, the first that answers for the map of slots."""
         for node in sorted(self._nodes.values(), key=lambda node: not node.calls.open):
             try:
-                ranges = await node.calls.send(pack_command(("CLUSTER", "SLOTS")))
+                ranges = await node.calls.send(command("CLUSTER", "SLOTS"))
             except (Lost, StoreUnavailable):
                 continue
             if isinstance(ranges, list) and ranges:
@@ -341,14 +372,21 @@ class Store:
                 return
 
     def _take(self, asked: Node, ranges: Sequence[Any]) -> None:
-        before = list(self._by_shard)
+        self._moved.clear()
+        self._ranges = []
         for first, last, (host, port, *_), *_ in ranges:
             place = Place(host.decode() if host and host != b"?" else asked.place.host, port)
-            for shard in range(SHARDS):
-                if first <= _SLOTS[shard] <= last:
-                    self._by_shard[shard] = self._node(place)
-        for node in {node for node in before if node not in self._by_shard}:
-            self.on_deaf(node)
+            self._ranges.append((first, last, self._node(place)))
+        before, self._by_shard = self._by_shard, [self.node(SHARDS + slot) for slot in _SLOTS]
+        moved = [shard for shard in range(SHARDS) if before[shard] is not self._by_shard[shard]]
+        self.on_moved(moved)
+        serving = {node for _, _, node in self._ranges}
+        for node in [node for node in self._nodes.values() if node not in serving]:
+            if node.place != self.access.place:  # that one is who is asked when all others are gone
+                del self._nodes[node.place]
+                leaving = asyncio.create_task(node.close())
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -359,7 +397,7 @@ class Store:
         self.node(shard).ears.ignore(self.space.channel(shard))
 
 
-_MULTI, _EXEC = pack_command(("MULTI",)), pack_command(("EXEC",))
+_MULTI, _EXEC = command("MULTI"), command("EXEC")
 
 
 async def _executed(block: Awaitable[list[Any]]) -> Any:

@@ -24,7 +24,9 @@ class Terms:
     spare: float = 300.0  # keys outlive their stream's grace period by this much
     patience: float = 2.0  # a verb that cannot reach the store fails after this
     outage: float = 5.0  # readers that wait are told that the store is away after this
-    mend: float = 2.0  # a store that came back without the newest records: its writer may take this long to put them back
+    mend: float = (
+        2.0  # a store that came back without the newest records: its writer may take this long to put them back
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,6 @@ def parse(url: str) -> Access:
         db=told.get("db", 0),
         tls=SSLConnection(**tls).ssl_context.get() if SCHEMES[scheme] == "rediss" else None,
         prefix=prefix,
-        connect_timeout=told.get("socket_connect_timeout", Access.connect_timeout),
-        reply_timeout=told.get("socket_timeout", Access.reply_timeout),
+        connect_timeout=told.get("socket_connect_timeout", 2.0),
+        reply_timeout=told.get("socket_timeout", 2.0),
     )

@@ -27,7 +27,7 @@ from typing import TypeVar
 from midstream import rules
 from midstream.codec import native
 from midstream.errors import JournalError, ProducerFailed, StoreLost, StoreUnavailable, StreamEnded, UnknownStream
-from midstream.journal.base import Created, Snapshot, Traits
+from midstream.journal.base import Created, Listener, Orphan, RoundTrips, Snapshot, Traits
 from midstream.journal.local import Local
 from midstream.journal.sqlite_commit import Commits, Stored
 from midstream.journal.sqlite_file import Batch, File, Reading
@@ -55,6 +55,8 @@ class SqliteJournal(Local[Stored]):
         self._commits = Commits(self._file, clock, self._bounds, self._rest)
         self._warm: OrderedDict[Stored, int] = OrderedDict()
         self._numbers = 0
+        self._listened = False
+        self._orphaned: dict[str, Stored] = {}
         self._writer: ThreadPoolExecutor | None = None
         self._reader: ThreadPoolExecutor | None = None
 
@@ -67,6 +69,8 @@ class SqliteJournal(Local[Stored]):
                 self._names.update(dict.fromkeys(log.names, log))
                 self._numbers = log.number
             self._commits.open(self._writer)
+            for log in self._orphaned.values():
+                log.load(*await self._run(self._reader, self._reading.whole, log.number, log.counters.oldest))
             await self._evict_overfull()
         except BaseException:
             await self._let_go()
@@ -76,13 +80,15 @@ class SqliteJournal(Local[Stored]):
         """Keep the bounds (R7): an orphan's last record may be one too many, and they may be lower than last time."""
         for log in self._logs.values():
             if log.overfull(self._bounds):
-                await self._load(log)
+                if log.counters.status != OPEN:
+                    await self._load(log)
                 log.fit(self._bounds)
                 self._commits.note(log)
         await self._commits.landed()
 
     def _recover(self) -> list[Stored]:
-        """Make the file ready, end the orphans, and move all of the log into segments: one commit."""
+        """Make the file ready, end the orphans where nobody decides about them, and move all of the log into segments:
+        one commit."""
         self._file.open()
         batch, now = Batch(files=True), self._clock()
         logs = [self._adopt(found, batch, now) for found in self._file.streams()]
@@ -93,20 +99,26 @@ class SqliteJournal(Local[Stored]):
         return logs
 
     def _adopt(self, found: Found, batch: Batch, now: float) -> Stored:
-        """The stream as the file has it, ended if its writer has not ended it: this process has none of its writers."""
+        """The stream as the file has it.  One that its writer has not ended is an orphan: the file's lock says that
+        its writer is gone."""
         log = Stored(found.number, found.meta, found.names, self._total)
         counters, tail, filed = found.counters, found.tail, found.filed
         log.counters = counters
-        if counters.status == OPEN:
+        orphaned = (rules.status_after(tail[-1]) if tail else counters.status) == OPEN
+        if orphaned:
             counters.epoch += 1
-            tail.append(native.failed(filed + len(tail) + 1, _WRITER_LOST))
-            counters.ended_at = counters.last_access = now
+            if self._listened:
+                self._orphaned[found.meta.stream_id] = log
+            else:
+                tail.append(native.failed(filed + len(tail) + 1, _WRITER_LOST))
+                counters.ended_at = counters.last_access = now
         if tail:
             kept = tail[max(counters.oldest - filed - 1, 0) :]
             counters.highest = filed + len(tail)
             counters.retained_bytes += rules.weight(kept)
             counters.status = rules.status_after(tail[-1])
             batch.segments += cut(found.number, filed + 1, tail)
+        if tail or orphaned:
             batch.counters.append(counters_row(found.number, counters, counters.highest, found.fold_bytes))
         log.filed, log.fold_bytes = counters.highest, found.fold_bytes
         self._total.bytes += counters.retained_bytes + log.fold_bytes  # the request is counted already
@@ -134,12 +146,19 @@ class SqliteJournal(Local[Stored]):
         """Do something with the file, in the thread it belongs to."""
         if thread is None:
             raise StoreUnavailable("the journal is closed")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            return await asyncio.get_running_loop().run_in_executor(thread, verb, *args)
+            return await loop.run_in_executor(thread, verb, *args)
         except sqlite3.OperationalError as error:
             raise StoreUnavailable(f"the journal cannot be read: {error}") from error
         except sqlite3.DatabaseError as error:
             raise StoreLost(f"the journal is damaged: {error}") from error
+        finally:
+            self._commits.trips.add(loop.time() - began)
+
+    def round_trips(self) -> RoundTrips:
+        return self._commits.trips
 
     async def create(self, meta: StreamMeta, frames: list[Frame], names: Sequence[str] = ()) -> Created:
         if standing := self._named(names):
@@ -265,6 +284,17 @@ class SqliteJournal(Local[Stored]):
         elif log.counters.status == OPEN:
             await self._commits.landed()
         return log.state()
+
+    def listen(self, listener: Listener) -> None:
+        self._listened = True
+
+    async def claim_orphan(self, stream_id: str) -> Orphan | None:
+        # Claimed when the file was opened: no other process can be writing.
+        log = self._orphaned.pop(stream_id, None)
+        return None if log is None or log.counters.status != OPEN else Orphan(log.state(), intact=True)
+
+    async def orphans(self) -> Sequence[str]:
+        return list(self._orphaned)
 
     async def touch(self, stream_id: str) -> None:
         log = self._log(stream_id)

@@ -17,6 +17,7 @@ from functools import partial
 from midstream import rules
 from midstream.codec import fold as folds
 from midstream.errors import StoreUnavailable
+from midstream.journal.base import RoundTrips
 from midstream.journal.local import Held, Log
 from midstream.journal.sqlite_file import Batch, File
 from midstream.journal.sqlite_shape import counters_row, cut, stream_row
@@ -107,6 +108,7 @@ class Flight:
     """A commit on its way, and what is true once it has landed."""
 
     batch: Batch
+    began: float  # the loop's time
     now: float
     waiters: list[asyncio.Future[None]]
     fresh: dict[Stored, list[Frame]]
@@ -136,6 +138,7 @@ class Commits:
         self._failing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: ThreadPoolExecutor
+        self.trips = RoundTrips()
 
     def open(self, thread: ThreadPoolExecutor) -> None:
         self._loop = asyncio.get_running_loop()
@@ -206,18 +209,18 @@ class Commits:
 
     def _depart(self, loop: asyncio.AbstractEventLoop) -> None:
         self._armed = False
-        flight = self._flight = self._gather()
-        self._not_before = loop.time() + min(PACE * len(flight.waiters), MAX_PACE)
+        flight = self._flight = self._gather(loop.time())
+        self._not_before = flight.began + min(PACE * len(flight.waiters), MAX_PACE)
         written = loop.run_in_executor(self._thread, self._file.write, flight.batch)
         written.add_done_callback(partial(self._land, loop, flight))
 
-    def _gather(self) -> Flight:
+    def _gather(self, began: float) -> Flight:
         fresh = {log: log.pending for log in self._fresh if not log.forgotten}
         for log in self._fresh:
             log.pending = []
         last_batches = [log.ahead.last_batch for log in fresh]
         batch = Batch(forgotten=self._forgotten[:FORGET_AT_ONCE])
-        flight = Flight(batch, self._clock(), self._waiters, fresh, last_batches)
+        flight = Flight(batch, began, self._clock(), self._waiters, fresh, last_batches)
         self._waiters, self._fresh, self._forgotten = [], [], self._forgotten[FORGET_AT_ONCE:]
         for log, frames in fresh.items():
             batch.frames += frames
@@ -267,6 +270,7 @@ class Commits:
 
     def _land(self, loop: asyncio.AbstractEventLoop, flight: Flight, written: asyncio.Future[None]) -> None:
         self._flight = None
+        self.trips.add(loop.time() - flight.began)
         error = written.exception()
         if error is not None:
             self._refuse(flight, error)

@@ -19,9 +19,8 @@ import orjson
 from midstream import rules
 from midstream.codec import fold as folds
 from midstream.errors import JournalCorrupt, JournalError, JournalInUse, StoreLost
-from midstream.journal.local import within
 from midstream.journal.sqlite_shape import APPLICATION_ID, STREAMS, UPGRADES, Found, found_from, split
-from midstream.records import Fold, Frame
+from midstream.records import Fold, Frame, within
 
 # A file up to this size is checked page by page at start; that takes about 0.1 s.
 CHECK_BYTES = 32 * 1024 * 1024

@@ -1,0 +1,1 @@
+"""What yields the chunks of a generation."""

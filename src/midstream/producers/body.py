@@ -14,7 +14,6 @@ from midstream.codec.openai import ChatReader, malformed
 from midstream.codec.sse import Decoder, EventTooLarge
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish
-from midstream.wire import FAILURES
 
 _BOM: Final = b"\xef\xbb\xbf"
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -218,12 +217,8 @@ class Inflate:
 
 
 def _truncated(message: str) -> ProducerFailed:
-    return ProducerFailed("upstream_truncated", message, retryable=FAILURES["upstream_truncated"])
+    return ProducerFailed("upstream_truncated", message)
 
 
 def _too_large(limit: int) -> ProducerFailed:
-    return ProducerFailed(
-        "upstream_too_large",
-        f"the upstream sent more than {limit} bytes as one event",
-        retryable=FAILURES["upstream_too_large"],
-    )
+    return ProducerFailed("upstream_too_large", f"the upstream sent more than {limit} bytes as one event")

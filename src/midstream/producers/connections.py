@@ -26,8 +26,7 @@ class _Response(aiohttp.ClientResponse):
 class Connections:
     """One pool of connections for all upstreams of a process, made when it is first used, in the loop that uses it."""
 
-    def __init__(self, *, trust_env: bool = False) -> None:
-        self._trust_env = trust_env
+    def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._lingering: set[aiohttp.ClientResponse] = set()
 
@@ -41,7 +40,6 @@ class Connections:
                 auto_decompress=False,
                 read_bufsize=_READ_BUFFER,
                 response_class=_Response,
-                trust_env=self._trust_env,
             )
         return self._session
 

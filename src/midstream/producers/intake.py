@@ -13,7 +13,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from midstream.errors import ProducerFailed
 from midstream.producers.body import Body
-from midstream.wire import FAILURES
 
 # Once every choice has finished, usage and [DONE] come at once or not at all.
 _AFTER_FINISH: Final = 5.0
@@ -22,7 +21,7 @@ _COMPRESSED_READ: Final = 4 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class UpstreamLimits:
     """How long an upstream may take, in seconds.
 
     connect      name look-up, TCP and TLS
@@ -61,7 +60,7 @@ class Intake:
         "_waiting",
     )
 
-    def __init__(self, response: aiohttp.ClientResponse, body: Body, limits: Limits, started: float) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, body: Body, limits: UpstreamLimits, started: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._content = content = response.content
         self._body = body
@@ -151,11 +150,7 @@ class Intake:
 
 def overdue(what: str, seconds: float) -> ProducerFailed:
     """A limit has run out: what the upstream did, or failed to do, for so long."""
-    return ProducerFailed(
-        "upstream_timeout",
-        f"the upstream {what} {seconds:g} s",
-        retryable=FAILURES["upstream_timeout"],
-    )
+    return ProducerFailed("upstream_timeout", f"the upstream {what} {seconds:g} s")
 
 
 def _leftover(content: aiohttp.StreamReader) -> bytes:

@@ -27,11 +27,8 @@ from midstream.codec.openai import ChatReader, Route, error_in_body, malformed, 
 from midstream.errors import ProducerFailed, UnknownModel
 from midstream.producers.body import Body, Inflate
 from midstream.producers.connections import Connections
-from midstream.producers.intake import Intake, Limits, overdue
+from midstream.producers.intake import Intake, UpstreamLimits, overdue
 from midstream.records import Chunk, Finish
-from midstream.wire import FAILURES
-
-__all__ = ["Connections", "Limits", "OpenAIUpstream", "Upstream", "Upstreams"]
 
 _log = logging.getLogger("midstream")
 
@@ -60,7 +57,7 @@ class OpenAIUpstream:
         url: str,
         pattern: str | None = None,
         key: str | None = None,
-        limits: Limits | None = None,
+        limits: UpstreamLimits | None = None,
         *,
         max_event_bytes: int = 16 * 2**20,
         connections: Connections | None = None,
@@ -73,7 +70,7 @@ class OpenAIUpstream:
         if key is not None and not (key.isascii() and key.isprintable() and key.strip() == key):
             raise ValueError(f"the key for {self._url.authority} has characters that no header can carry")
         self.pattern = pattern
-        self.limits = limits or Limits()
+        self.limits = limits or UpstreamLimits()
         self.connections = connections or Connections()
         self._key = key
         self._max_event_bytes = max_event_bytes
@@ -223,11 +220,7 @@ class OpenAIUpstream:
         reason = "it closed the connection"
         if isinstance(error, OSError):
             reason = error.strerror or type(error).__name__
-        return ProducerFailed(
-            "upstream_unreachable",
-            f"the upstream at {self.name} cannot be reached: {reason}",
-            retryable=FAILURES["upstream_unreachable"],
-        )
+        return ProducerFailed("upstream_unreachable", f"the upstream at {self.name} cannot be reached: {reason}")
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> ProducerFailed:
         """What an answer other than a success says.  Closes it."""
@@ -277,9 +270,9 @@ class Upstream(Protocol):
 class Upstreams:
     """The upstreams of a process, in the order in which they are asked for a model, on one pool of connections."""
 
-    def __init__(self, upstreams: Sequence[Upstream], *, trust_env: bool = False) -> None:
+    def __init__(self, upstreams: Sequence[Upstream]) -> None:
         self._upstreams = list(upstreams)
-        self._connections = Connections(trust_env=trust_env)
+        self._connections = Connections()
         for upstream in self._upstreams:
             if isinstance(upstream, OpenAIUpstream):
                 upstream.connections = self._connections
@@ -324,6 +317,7 @@ class Upstreams:
         raise UnknownModel(f"the upstream at {first.name} lists no model; name one in the request")
 
     async def close(self) -> None:
+        """Close every connection, those in use too."""
         await self._connections.close()
 
 

@@ -15,16 +15,22 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from midstream.journal import open_journal
+from midstream.producers.sources import Sources as ModelSources
 from midstream.producers.sources import upstreams
+from midstream.records import StreamState
 from midstream.server.auth import Gate, Keys, is_loopback, read_keys
 from midstream.server.guard import Guard
 from midstream.server.observe import Observer
+from midstream.server.proceed import proceed
 from midstream.server.settings import Settings, upstream_keys
 from midstream.streams import Streams
+from midstream.transports.asking import Sources
 from midstream.transports.http import header, json_response, query
-from midstream.transports.native import NativeApi, Sources
+from midstream.transports.native import NativeApi
 from midstream.transports.openapi import describe
+from midstream.transports.websocket import WebSocketApi
 from midstream.wire import SESSION_COOKIE, SESSION_TERM
+from midstream.writer import Producer
 
 _log = logging.getLogger("midstream")
 
@@ -61,17 +67,24 @@ class Gateway:
             )
         self.observer = Observer(clock)
         self.journal = open_journal(settings.journal, clock, settings.bounds)
-        self.streams = Streams(self.journal, clock, settings.limits, self.observer.ended)
-        self.observer.watch(self.streams)
-        self.upstreams = upstreams(
-            settings.upstream, upstream_keys(environ, len(settings.upstream)), settings.upstream_limits
+        keys = upstream_keys(environ, len(settings.upstream))
+        self.upstreams = ModelSources(
+            upstreams(settings.upstream, keys, settings.upstream_limits), settings.continuation
         )
         self.sources: Sources = self.upstreams if sources is None else sources
+        observer = self.observer
+        self.streams = Streams(
+            self.journal, clock, settings.limits, observer.ended, self._proceed, on_resume=observer.resumed
+        )
+        self.observer.watch(self.streams)
         self.ready = False
         self.app: ASGIApp = self._guarded()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
+
+    async def _proceed(self, state: StreamState) -> Producer | None:
+        return await proceed(self.streams, self.sources, state)
 
     async def start(self) -> None:
         """Open the journal.  Raises JournalInUse, JournalCorrupt."""
@@ -104,10 +117,18 @@ class Gateway:
 
     def _guarded(self) -> ASGIApp:
         native = NativeApi(self.streams, self.sources, self.settings.max_body)
+        socket = WebSocketApi(
+            self.streams,
+            self.sources,
+            self.settings.max_body,
+            lambda key: self.keys.identify(None, key),
+            self.observer.refused,
+        )
         web = files("midstream") / "web"
         router = Router(
             [
                 *native.routes(),
+                socket.route(),
                 Route("/v1/session", self._session, methods=["POST"]),
                 Route("/healthz", self._healthz, methods=["GET"]),
                 Route("/readyz", self._readyz, methods=["GET"]),
@@ -150,7 +171,7 @@ class Gateway:
         return json_response({"status": "alive"})
 
     async def _readyz(self, request: Request) -> Response:
-        if self.ready:
+        if self.ready and self.journal.available():
             return json_response({"status": "ready", "journal": self.journal.traits.name})
         return json_response({"status": "not ready"}, 503, {"retry-after": "1"})
 
@@ -172,6 +193,8 @@ class _Static(StaticFiles):
         super().__init__(directory=directory)
 
     async def get_response(self, path: str, scope: Scope) -> Response:
+        # Whole files only (RFC 9110, section 14.2): a range that is none would be answered in text.
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"range"]
         response = await super().get_response(path, scope)
         response.headers.update(_PAGE_HEADERS)
         return response

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -11,8 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from midstream.errors import BadRequest, MethodNotAllowed, MidstreamError, NotFound, Unauthorized
 from midstream.server.auth import OPEN_OWNER, Gate, Keys
-from midstream.transports.http import DIRECT, Caller, error_response, header
-from midstream.wire import CORS_ALLOW, CORS_EXPOSE, CORS_METHODS, SESSION_COOKIE
+from midstream.transports.connect import REFUSED
+from midstream.transports.http import CALLER, DIRECT, Caller, error_response, header
+from midstream.transports.websocket import WHOSE
+from midstream.wire import CORS_ALLOW, CORS_EXPOSE, CORS_METHODS, GRPC_SERVICE, SESSION_COOKIE, WS_PATH
 
 _log = logging.getLogger("midstream")
 
@@ -44,7 +47,9 @@ class Guard:
 
         async def watched(message: Message) -> None:
             nonlocal started
-            if message["type"] == "http.response.start":
+            if message["type"] == "websocket.accept":
+                started = True
+            elif message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", ()), *cors]
             await send(message)
@@ -56,10 +61,13 @@ class Guard:
                 cors = cors_headers(origin)
             elif self._gate.cors_origins:
                 cors = [(b"vary", b"Origin")]
-            if scope["method"] == "OPTIONS" and cross:
+            if scope["type"] == "websocket":
+                self._admit_socket(scope)
+            elif scope["method"] == "OPTIONS" and cross:
                 await preflight(scope, receive, watched)
                 return
-            scope["midstream.caller"] = self._identify(scope)
+            else:
+                self._admit(scope)
             # A stream's many writes go straight to the server: only the first message of an answer is looked at here.
             scope[DIRECT] = send
             scope["app"] = self._app  # makes the router raise for what it does not know, instead of answering text
@@ -68,6 +76,23 @@ class Guard:
             if started:
                 raise
             await self._answer(error)(scope, receive, watched)
+
+    def _admit(self, scope: Scope) -> None:
+        try:
+            scope[CALLER] = self._identify(scope)
+        except Unauthorized as error:
+            if not scope["path"].startswith(f"/{GRPC_SERVICE}/"):
+                raise
+            self._count(error)
+            scope[REFUSED] = error  # its client wants a status of the call, not of HTTP
+
+    def _admit_socket(self, scope: Scope) -> None:
+        """A key in a header must be good; without one, the first message may bring it."""
+        if scope["path"] != WS_PATH:
+            raise NotFound("there is no WebSocket here; see /openapi.json")
+        scope[WHOSE] = partial(self._identify, scope)
+        if any(name in (b"authorization", b"apikey") for name, _ in scope["headers"]):
+            self._identify(scope)
 
     def _identify(self, scope: Scope) -> Caller:
         path: str = scope["path"]
@@ -83,9 +108,12 @@ class Guard:
             return keys.of_session(cookie, self._clock())
         return keys.identify(authorization, apikey)
 
+    def _count(self, error: MidstreamError) -> None:
+        self._refused[error.code] = self._refused.get(error.code, 0) + 1
+
     def _answer(self, error: Exception) -> Response:
         if isinstance(error, MidstreamError):
-            self._refused[error.code] = self._refused.get(error.code, 0) + 1
+            self._count(error)
             return error_response(error)
         if isinstance(error, HTTPException):
             if error.status_code == 405:
@@ -99,7 +127,9 @@ class Guard:
 
 
 def takes_cookie(scope: Scope) -> bool:
-    """The session cookie counts only where a page cannot send a header: an EventSource (and, later, the WebSocket)."""
+    """The session cookie counts only where a page cannot send a header: for an EventSource and a WebSocket."""
+    if scope["type"] == "websocket":
+        return True
     parts = scope["path"].split("/")
     return scope["method"] == "GET" and len(parts) == 4 and parts[:3] == ["", "v1", "stream"]
 

@@ -1,7 +1,7 @@
 """What an operator sees: Prometheus metrics, and one structured line per stream end.
 
-Metrics are read from plain counters at scrape time: the hot path observes nothing.  No owner, stream id or name that a
-client sent stands in a label.
+Metrics are read from plain counters at scrape time, and a histogram is told once per stream or resume: the hot path
+observes nothing.  No owner, stream id or name that a client sent stands in a label.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import orjson
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from midstream.streams import Streams
@@ -19,7 +19,9 @@ from midstream.writer import Writer
 
 _log = logging.getLogger("midstream.streams")
 
+# Of a model, and of our own.
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class Observer(Collector):
@@ -38,6 +40,12 @@ class Observer(Collector):
             "Time from the start of a generation to its first token",
             registry=self.registry,
             buckets=_SECONDS,
+        )
+        self._first_record = Histogram(
+            "midstream_resume_first_record_seconds",
+            "Time from a resume to its first record, where there was one to give",
+            registry=self.registry,
+            buckets=_SHORT_SECONDS,
         )
 
     def watch(self, streams: Streams) -> None:
@@ -64,6 +72,10 @@ class Observer(Collector):
             line["message"] = writer.failure.detail
         _log.info("%s", orjson.dumps(line).decode())
 
+    def resumed(self, seconds: float) -> None:
+        """A resume that stood behind was handed its first record after so long."""
+        self._first_record.observe(seconds)
+
     def page(self) -> bytes:
         """The metrics in Prometheus's text format."""
         return generate_latest(self.registry)
@@ -83,6 +95,13 @@ class Observer(Collector):
         delivered = streams.totals.delivered + sum(follow.position - follow.first for follow in readers)
         yield _counter("midstream_records_delivered", "Records handed to readers", delivered)
         yield _counter("midstream_readers_stalled", "Readers cut off for taking nothing", streams.totals.stalled)
+        trips = streams.journal.round_trips()
+        yield SummaryMetricFamily(
+            "midstream_store_round_trip_seconds",
+            "Waits for the store: commits, pipelines, reads",
+            count_value=trips.count,
+            sum_value=trips.seconds,
+        )
         yield _by("midstream_streams_ended", "Streams ended, by how", "status", self._ended)
         yield _by("midstream_resumes", "Resumes, by what came of them", "outcome", streams.totals.resumed)
         yield _by("midstream_refused", "Requests refused, by code", "code", self.refused)

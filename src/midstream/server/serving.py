@@ -1,4 +1,4 @@
-"""The gateway on uvicorn: its protocol, its signals, its shutdown."""
+"""The gateway on uvicorn: its signals, its shutdown."""
 
 from __future__ import annotations
 
@@ -12,78 +12,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp
 
-from midstream.errors import BadRequest
-from midstream.records import Page
 from midstream.server.app import Gateway
-from midstream.transports.http import error_body, json_response
-from midstream.transports.sse import PIPE, body_of
+from midstream.server.connection import HttpConnection
+from midstream.server.websocket import SocketConnection
 from midstream.wire import SEND_STALL
 
 _log = logging.getLogger("midstream")
 
 # Streams make many small long-lived objects: the default of 700 runs the collector for nothing.
 _GC_THRESHOLD = 50_000
-# A connection that closes with bytes still to send is looked at again after so many seconds.
-_LOSS_POLL = 0.01
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, that is also the `Pipe` of the response it is sending (one at a time per connection)."""
-
-    _gone: Callable[[], None] | None = None
-    _opening = b""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})
-        extensions[PIPE] = self
-
-    def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is refused in the shape of every other error."""
-        answer = json_response(error_body(BadRequest(msg)), 400, {"connection": "close"})
-        head = [b"%b: %b\r\n" % pair for pair in answer.raw_headers]
-        self.transport.write(b"".join((b"HTTP/1.1 400 Bad Request\r\n", *head, b"\r\n", answer.body)))
-        self.transport.close()
-
-    def carries(self, send: Send) -> bool:
-        return getattr(send, "__self__", None) is self.cycle and bool(self.cycle.chunked_encoding)
-
-    def open(self, opening: bytes, gone: Callable[[], None]) -> None:
-        self._opening, self._gone = opening, gone
-        if self.cycle.disconnected:
-            gone()
-
-    def write(self, page: Page) -> bool:
-        transport = self.transport
-        # uvloop refuses a write after a failed one, and tells of the loss only in a later turn of the loop.
-        if transport.is_closing():
-            return False
-        frames = page.frames
-        data = frames[0] if len(frames) == 1 else body_of(page)
-        if self._opening:
-            data, self._opening = self._opening + data, b""
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # RFC 9112, section 7.1
-        return not self.flow.write_paused
-
-    async def drain(self) -> None:
-        if self.transport.is_closing():
-            await asyncio.sleep(_LOSS_POLL)  # the loss is about to be told: `connection_lost` ends the reader
-        else:
-            await self.flow.drain()
-
-    def abort(self) -> None:
-        self.transport.abort()
-
-    def close(self) -> None:
-        self._gone = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._gone is not None:
-            self._gone()
 
 
 class Server(uvicorn.Server):
@@ -96,8 +35,13 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app or gateway,
-                http=_Protocol,
-                ws="none",
+                http=HttpConnection,
+                ws=SocketConnection,
+                ws_max_size=gateway.settings.max_body,
+                # A connection that takes nothing is cut off by the pulse; a slow one, whose answer to a ping stands
+                # behind megabytes, must not be.
+                ws_ping_timeout=None,
+                ws_per_message_deflate=False,
                 lifespan="off",
                 access_log=False,
                 log_config=None,

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from midstream.producers.intake import Limits as UpstreamLimits
+from midstream.producers.intake import UpstreamLimits
+from midstream.producers.sources import Continuation
+from midstream.producers.sources import continuation as parse_continuation
 from midstream.rules import Bounds
 from midstream.streams import Limits
 
@@ -93,6 +95,14 @@ class Settings:
         "S",
         "cancel a generation that nobody has read or asked for in so many seconds (default: never)",
     )
+    continuation: tuple[Continuation, ...] = _setting(
+        (),
+        parse_continuation,
+        "[PATTERN=]MODE",
+        "go on with a broken answer of the models that match PATTERN by assistant prefill: prefill, prefill-echo (the "
+        "upstream repeats what it is given) or off; may be given several times, the first that matches counts",
+        flag="--continue",
+    )
     upstream_connect: float = _setting(5.0, seconds, "S", "seconds an upstream may take to accept a connection")
     upstream_first_token: float = _setting(300.0, seconds, "S", "seconds an upstream may take to its first token")
     upstream_idle: float = _setting(120.0, seconds, "S", "seconds an upstream may be silent between two bytes")
@@ -132,12 +142,12 @@ class Settings:
 
 def env_name(setting: Field[Any]) -> str:
     """`max_body` -> `MIDSTREAM_MAX_BODY`."""
-    return f"MIDSTREAM_{setting.name.upper()}"
+    return "MIDSTREAM_" + flag_name(setting).removeprefix("--").replace("-", "_").upper()
 
 
 def flag_name(setting: Field[Any]) -> str:
-    """`max_body` -> `--max-body`."""
-    return "--" + setting.name.replace("_", "-")
+    """`max_body` -> `--max-body`; `continue` is a word of the language, and therefore no name of a field."""
+    return str(setting.metadata.get("flag") or "--" + setting.name.replace("_", "-"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +160,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = "" if setting.default in (None, ()) else f" (default: {shown(setting.default)})"
         parser.add_argument(
             flag_name(setting),
+            dest=setting.name,
             action="append" if more.get("many") else "store",
             metavar=more["metavar"],
             help=(more["help"] + default).replace("%", "%%"),

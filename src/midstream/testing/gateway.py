@@ -22,20 +22,8 @@ from midstream.server.serving import Server, bound
 from midstream.server.settings import Settings
 from midstream.streams import Streams
 from midstream.testing.clock import ManualClock
-from midstream.testing.puppet import PATIENCE, Puppets, soon
-
-# How often a condition without an event of its own is looked at, in seconds.
-_LOOK = 0.001
-
-
-async def until(holds: Callable[[], object], what: str = "the condition") -> None:
-    """Wait for something that has no event of its own.  Raises TimeoutError naming it."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not holds():  # noqa: ASYNC110  # there is no event to wait for
-                await asyncio.sleep(_LOOK)
-    except TimeoutError:
-        raise TimeoutError(f"waited {PATIENCE:g} s for {what}") from None
+from midstream.testing.patience import soon, until
+from midstream.testing.puppet import Puppets
 
 
 class _Server(Server):
@@ -79,7 +67,7 @@ class RunningGateway:
         self.clock = clock or ManualClock()
         self.gateway = Gateway(self.settings, {}, self.clock, None if self.settings.upstream else self.puppets)
         self.address = ""
-        self._server = _Server(self.gateway, self._started, around(self.gateway) if around else None)
+        self.server = _Server(self.gateway, self._started, around(self.gateway) if around else None)
 
     @property
     def streams(self) -> Streams:
@@ -95,25 +83,25 @@ class RunningGateway:
     async def __aenter__(self) -> RunningGateway:
         await self.gateway.start()
         with bound(self.settings.host, 0) as listener:
-            await self._server.listen(listener.dup())
+            await self.server.listen(listener.dup())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop at once: readers are interrupted, writers stopped, nothing is drained (call `drain` before for that)."""
-        await self._server.close(self.gateway.stop)
+        await self.server.close(self.gateway.stop)
 
     async def drain(self) -> None:
         """What the first SIGTERM does: accept nothing more, let streams end for `settings.drain` seconds, end them."""
-        await self._server.shutdown()
+        await self.server.shutdown()
 
     async def pulse(self, elapsed: float) -> None:
         """Let the gateway's readers live through so many seconds (the clock is not moved)."""
         await self.streams.pulse(0.0)  # where each of them stands now
         await self.streams.pulse(elapsed)
         everybody = [follow for several in self.streams.readers.values() for follow in several]
-        await until(lambda: not any(follow._beat for follow in everybody), "every reader to beat")
+        await until(lambda: not any(follow.beat_due for follow in everybody), "every reader to beat")
 
     def readers(self, stream_id: str) -> list[Follow]:
         return list(self.streams.readers.get(stream_id, ()))

@@ -12,7 +12,8 @@ from midstream.errors import OutOfSequence, ProducerFailed, StaleWriter, StreamE
 from midstream.follow import Follow
 from midstream.journal.base import Journal
 from midstream.records import Chunk, Finish, Frame, Record
-from midstream.testing.journal_writer import Clock, Writer, meta, read_all, seqs, soon, tokens, written
+from midstream.testing.journal_writer import Clock, Writer, meta, read_all, seqs, tokens, written
+from midstream.testing.patience import soon
 from midstream.wire import SLICE_FRAMES
 
 AWKWARD = ["\r\n\r\nid: 9\r\n\r\n", "\x00\x1f\x7f", "\u2028\u2029\ufeff", "𝄞🧵", '"\\', "", " ", "e\u0301"]

@@ -20,11 +20,11 @@ from midstream.testing.journal_writer import (
     Writer,
     meta,
     read_all,
-    soon,
     text_of,
     tokens,
     written,
 )
+from midstream.testing.patience import soon
 from midstream.wire import RETAIN_CAP
 
 KIB = 1024

@@ -10,7 +10,8 @@ from midstream.codec import native
 from midstream.errors import UnknownStream
 from midstream.journal.base import Created, Journal
 from midstream.records import StreamMeta
-from midstream.testing.journal_writer import Clock, Writer, meta, read_all, seqs, soon, text_of, written
+from midstream.testing.journal_writer import Clock, Writer, meta, read_all, seqs, text_of, written
+from midstream.testing.patience import soon
 
 # Ids that meet in one key, file name, pattern or hash slot of a store that joins its parts carelessly.
 ALIKE = [*"aAä", "a\u0308", "a:b", "a_b", "../b", "{b}", "a/b", "a b", "a:", ":a", "a*", "a?", "a[b]", "a%", "a'b"]

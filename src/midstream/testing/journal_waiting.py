@@ -12,7 +12,8 @@ import pytest
 from midstream.codec import native
 from midstream.journal.base import Journal
 from midstream.records import Finish
-from midstream.testing.journal_writer import Clock, Writer, meta, read_all, soon, tokens, written
+from midstream.testing.journal_writer import Clock, Writer, meta, read_all, tokens, written
+from midstream.testing.patience import soon
 
 # Turns of the event loop in which a reader with nothing to read must not spin.
 TURNS = 200

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 from uuid import uuid4
 
 from midstream import rules
 from midstream.codec import native
 from midstream.journal.base import Journal, Snapshot
-from midstream.records import Answer, Chunk, Finish, Frame, Record, StreamMeta
+from midstream.records import Choice, Chunk, Finish, Frame, Record, StreamMeta
 from midstream.rules import Bounds
-
-T = TypeVar("T")
-
-# Far more than any verb takes: a test that runs into it has found something that hangs.
-PATIENCE = 10.0
 
 
 class Clock(Protocol):
@@ -37,11 +31,6 @@ class Reopen(Protocol):
     """Lets go of a journal and opens another on the same store, as the next process would."""
 
     async def __call__(self, journal: Journal) -> Journal: ...
-
-
-async def soon(verb: Awaitable[T]) -> T:
-    """The verb's result; TimeoutError when it hangs."""
-    return await asyncio.wait_for(verb, PATIENCE)
 
 
 def meta(clock: Clock, stream_id: str | None = None, **fields: Any) -> StreamMeta:
@@ -123,7 +112,7 @@ def seqs(frames: Iterable[Frame]) -> list[int]:
     return [Record.of(frame).seq for frame in frames]
 
 
-def answers(snapshot: Snapshot) -> dict[int, Answer]:
+def answers(snapshot: Snapshot) -> dict[int, Choice]:
     """The whole answer by choice: what was dropped, and what is retained."""
     rules.fold(snapshot.fold, snapshot.frames)
     return snapshot.fold.choices

@@ -13,21 +13,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
+from midstream.codec.openai import Route
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish
-
-T = TypeVar("T")
-
-# Seconds; far more than anything here takes: who runs into it has found something that hangs.
-PATIENCE = 10.0
-
-
-async def soon(verb: Awaitable[T]) -> T:
-    """The verb's result; TimeoutError when it hangs."""
-    return await asyncio.wait_for(verb, PATIENCE)
+from midstream.testing.patience import soon
 
 
 class Stopped(AssertionError):
@@ -125,7 +117,7 @@ class Puppets:
     def generate(
         self,
         body: Mapping[str, Any],
-        route: Literal["chat", "completions"] = "chat",
+        route: Route = "chat",
         headers: Mapping[str, str] | None = None,
     ) -> Puppet:
         """A generation; the gateway calls this."""

@@ -11,7 +11,8 @@ import orjson
 
 from midstream.records import Record, StreamState
 from midstream.testing.gateway import RunningGateway
-from midstream.testing.puppet import Puppet, soon
+from midstream.testing.patience import soon
+from midstream.testing.puppet import Puppet
 from midstream.wire import MAX_SEQ
 
 # The two owners of every gateway under test, and their keys.

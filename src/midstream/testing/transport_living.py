@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from midstream.testing.gateway import until
-from midstream.testing.puppet import soon
+from midstream.testing.patience import soon, until
 from midstream.testing.transport_dial import (
     Begun,
     Heard,

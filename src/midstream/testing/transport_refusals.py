@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from midstream.testing.puppet import soon
+from midstream.testing.patience import soon
 from midstream.testing.transport_dial import MakeStage, Stage, hear_all, refused, seqs
 
 

@@ -1,0 +1,1 @@
+"""Ways to follow a stream: parse, call the core, encode."""

@@ -13,8 +13,9 @@ from starlette.types import Receive, Scope
 from midstream.errors import BadRequest, Busy, MidstreamError, ProducerFailed, TooLarge, UnsupportedMediaType
 from midstream.wire import BARE_ERRORS, HTTP_STATUS, POSITION_ERRORS
 
-# Where a wrapper that only looks at the first message of an answer leaves the server's own `send` for the rest.
-DIRECT = "midstream.send"
+# Keys of a scope: who asks, and the server's own `send`, which a wrapper that only looks at the first message of an
+# answer leaves for the rest.
+CALLER, DIRECT = "midstream.caller", "midstream.send"
 
 # No route takes more than two; every one is looked at.
 _MAX_QUERY_FIELDS = 100
@@ -31,7 +32,7 @@ class Caller(NamedTuple):
 
 def caller(scope: Scope) -> Caller:
     """The caller, whom the guard has put into the scope."""
-    found: Caller = scope["midstream.caller"]
+    found: Caller = scope[CALLER]
     return found
 
 

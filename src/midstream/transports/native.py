@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,50 +15,15 @@ from starlette.types import Receive, Scope, Send
 
 from midstream import cursor
 from midstream.cursor import Cursor
-from midstream.errors import (
-    BadCursor,
-    BadRequest,
-    CursorExpired,
-    IdempotencyMismatch,
-    ShuttingDown,
-    UnknownModel,
-)
-from midstream.records import Answer as ChoiceAnswer
-from midstream.records import StreamState
-from midstream.streams import Answer, Opened, Streams
+from midstream.errors import BadCursor, BadRequest, CursorExpired, ShuttingDown
+from midstream.records import Choice, StreamState
+from midstream.streams import Answer, Streams
+from midstream.transports.asking import Sources, acked, asked, open_stream
 from midstream.transports.http import caller, header, json_response, query, read_json
 from midstream.transports.sse import interrupt_when_gone, only, serve_stream
-from midstream.wire import (
-    FROM_START,
-    H_IDEMPOTENCY,
-    H_STREAM_ID,
-    MAX_IDEMPOTENCY_CHARS,
-    MAX_SEQ,
-    Q_CURSOR,
-    Q_FROM,
-)
-from midstream.writer import Producer
+from midstream.wire import FROM_START, H_IDEMPOTENCY, H_LAST_EVENT_ID, H_STREAM_ID, Q_CURSOR, Q_FROM
 
 _log = logging.getLogger("midstream")
-
-
-class Source(Protocol):
-    """Where a model's answers come from."""
-
-    def generate(
-        self, body: Mapping[str, Any], route: Literal["chat", "completions"], headers: Mapping[str, str] | None = None
-    ) -> Producer:
-        """A generation for this request, not yet begun."""
-
-
-class Sources(Protocol):
-    """All models this gateway can be asked for."""
-
-    def for_model(self, model: str) -> Source | None:
-        """The first source whose pattern matches."""
-
-    async def default_model(self) -> str:
-        """The first source's first model.  Raises UnknownModel where it lists none, ProducerFailed on a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,40 +57,16 @@ class NativeApi:
         """POST /v1/stream: begin a generation and follow it; `stream: false` waits for the whole answer."""
         query(scope, ())
         body = await read_json(scope, receive, self.max_body)
-        asked = _asked(body)
+        what = asked(body)
         owner = caller(scope).owner
-        opened = await self._open(scope, owner, body, asked)
+        key, trace = header(scope, H_IDEMPOTENCY.lower().encode()), header(scope, b"traceparent")
+        assert self.sources is not None
+        opened = await open_stream(self.streams, self.sources, owner, what, idempotency_key=key, trace=trace)
         stream_id = opened.state.meta.stream_id
-        if not asked.stream:
+        if not what.stream:
             await (await self._whole(stream_id, owner, receive))(scope, receive, send)
             return
         await serve_stream(scope, receive, send, self.streams, stream_id, owner, Cursor(stream_id, 0))
-
-    async def _open(self, scope: Scope, owner: str, body: dict[str, Any], asked: _Asked) -> Opened:
-        key = header(scope, H_IDEMPOTENCY.lower().encode())
-        names = [f"{owner}/idem/{_idempotency_key(key)}"] if key is not None else []
-        digest, request = _kept("/v1/stream", body)
-        if names and (known := await self.streams.find(names[0])) is not None:
-            opened = Opened(await self.streams.owned(known, owner), existed=True)
-        else:
-            assert self.sources is not None
-            model = asked.model or await self.sources.default_model()
-            source = self.sources.for_model(model)
-            if source is None:
-                raise UnknownModel(f"no upstream serves {model[:200]!r}")
-            upstream_body = {**asked.upstream, "model": model}
-            trace = header(scope, b"traceparent")
-            opened = await self.streams.open(
-                owner,
-                model,
-                lambda: source.generate(upstream_body, "chat", {"traceparent": trace} if trace else None),
-                request=request,
-                names=names,
-                abandon_after=asked.abandon_after,
-            )
-        if opened.existed and orjson.loads(opened.state.meta.request).get("digest") != digest:
-            raise IdempotencyMismatch("this Idempotency-Key was used with another body; use a new key")
-        return opened
 
     async def _whole(self, stream_id: str, owner: str, receive: Receive) -> Response:
         """Wait for the end, then answer with all of it."""
@@ -181,12 +120,12 @@ class NativeApi:
     async def list(self, request: Request) -> Response:
         query(request.scope, ())
         states = await self.streams.list(caller(request.scope).owner)
-        return json_response({"streams": [self._state(state) for state in states]})
+        return json_response({"streams": [state_json(self.streams, state) for state in states]})
 
     async def state(self, request: Request) -> Response:
         query(request.scope, ())
-        stream_id = request.path_params["stream_id"]
-        return json_response(self._state(await self.streams.state(stream_id, caller(request.scope).owner)))
+        state = await self.streams.state(request.path_params["stream_id"], caller(request.scope).owner)
+        return json_response(state_json(self.streams, state))
 
     async def snapshot(self, request: Request) -> Response:
         query(request.scope, ())
@@ -196,33 +135,14 @@ class NativeApi:
     async def ack(self, request: Request) -> Response:
         query(request.scope, ())
         body = await read_json(request.scope, request.receive, self.max_body)
-        seq = body.get("seq")
-        if type(seq) is not int or not 0 <= seq <= MAX_SEQ:
-            raise BadRequest("'seq' must be an integer from 0 to 2^53 - 1")
         stream_id = request.path_params["stream_id"]
-        return json_response(self._state(await self.streams.ack(stream_id, caller(request.scope).owner, seq)))
+        state = await self.streams.ack(stream_id, caller(request.scope).owner, acked(body))
+        return json_response(state_json(self.streams, state))
 
     async def cancel(self, request: Request) -> Response:
         query(request.scope, ())
         state = await self.streams.cancel(request.path_params["stream_id"], caller(request.scope).owner)
         return json_response({"stream_id": state.meta.stream_id, "status": state.status})
-
-    def _state(self, state: StreamState) -> dict[str, Any]:
-        return {
-            "stream_id": state.meta.stream_id,
-            "status": state.status,
-            "model": state.meta.model,
-            "highest_seq": state.highest_seq,
-            "oldest_retained_seq": state.oldest_retained_seq,
-            "acked_seq": state.acked_seq,
-            "trimmed_seq": state.trimmed_seq,
-            "retained_records": state.retained_records,
-            "retained_bytes": state.retained_bytes,
-            "readers": len(self.streams.readers.get(state.meta.stream_id, ())),
-            "lowest_reader_seq": self.streams.lowest(state.meta.stream_id),
-            "created_at": state.meta.created_at,
-            "last_access": state.last_access,
-        }
 
 
 class _Endpoint:
@@ -244,7 +164,7 @@ def position(scope: Scope, stream_id: str) -> Cursor:
     if Q_CURSOR in fields and Q_FROM in fields:
         raise BadCursor("'cursor' and 'from' exclude each other")
     try:
-        last_event_id = header(scope, b"last-event-id")
+        last_event_id = header(scope, H_LAST_EVENT_ID.lower().encode())
     except BadRequest as error:
         raise BadCursor(error.detail) from None
     if Q_CURSOR in fields:
@@ -272,63 +192,30 @@ def _compare(used: Cursor, last_event_id: str, stream_id: str) -> None:
         _log.warning("cursor_mismatch stream=%s cursor=%d last_event_id=%s", stream_id, used.seq, lower)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A create request, taken apart: ours, and what goes on to the upstream."""
-
-    upstream: dict[str, Any]
-    model: str | None
-    stream: bool
-    abandon_after: float | None
-
-
-def _asked(body: dict[str, Any]) -> _Asked:
-    rest = dict(body)
-    prompt, messages = rest.pop("prompt", None), rest.get("messages")
-    if (prompt is None) == (messages is None):
-        raise BadRequest("give either 'prompt' (text) or 'messages' (a list)")
-    if prompt is not None:
-        if not isinstance(prompt, str):
-            raise BadRequest("'prompt' must be text")
-        rest["messages"] = [{"role": "user", "content": prompt}]
-    elif not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-        raise BadRequest("'messages' must be a list of objects, at least one")
-    model, stream = rest.pop("model", None), rest.pop("stream", True)
-    if model is not None and (not isinstance(model, str) or not model):
-        raise BadRequest("'model' must be text")
-    if not isinstance(stream, bool):
-        raise BadRequest("'stream' must be true or false")
-    abandon_after = rest.pop("abandon_after", None)
-    if abandon_after is not None and (
-        isinstance(abandon_after, bool) or not isinstance(abandon_after, (int, float)) or not 0 < abandon_after < 1e9
-    ):
-        raise BadRequest("'abandon_after' must be a number of seconds above 0")
-    return _Asked(rest, model, stream, abandon_after)
-
-
-def _idempotency_key(key: str) -> str:
-    if not key or len(key) > MAX_IDEMPOTENCY_CHARS:
-        raise BadRequest(f"Idempotency-Key must have 1 to {MAX_IDEMPOTENCY_CHARS} characters")
-    return key
-
-
-def _kept(route: str, body: dict[str, Any]) -> tuple[str, bytes]:
-    """A digest, equal for equal requests whatever the order of their fields, and what is kept with the stream.
-
-    Raises BadRequest for a body nested so deep that nobody could pass it on.
-    """
-    try:
-        canonical = orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
-        digest = hashlib.blake2b(route.encode() + b"\0" + canonical, digest_size=16).hexdigest()
-        return digest, orjson.dumps({"route": route, "body": body, "digest": digest})
-    except orjson.JSONEncodeError:
-        raise BadRequest("the body is nested too deep") from None
+def state_json(streams: Streams, state: StreamState) -> dict[str, Any]:
+    """The state as PROTOCOL.md, "State", has it; readers are those of this process."""
+    stream_id = state.meta.stream_id
+    return {
+        "stream_id": stream_id,
+        "status": state.status,
+        "model": state.meta.model,
+        "highest_seq": state.highest_seq,
+        "oldest_retained_seq": state.oldest_retained_seq,
+        "acked_seq": state.acked_seq,
+        "trimmed_seq": state.trimmed_seq,
+        "retained_records": state.retained_records,
+        "retained_bytes": state.retained_bytes,
+        "readers": len(streams.readers.get(stream_id, ())),
+        "lowest_reader_seq": streams.lowest(stream_id),
+        "created_at": state.meta.created_at,
+        "last_access": state.last_access,
+    }
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
     """A snapshot: the answer up to `seq`, and the cursor to go on from there."""
     fold, state = answer.fold, answer.state
-    first = fold.choices.get(0) or ChoiceAnswer()
+    first = fold.choices.get(0) or Choice()
     body: dict[str, Any] = {
         "stream_id": state.meta.stream_id,
         "seq": state.highest_seq,
@@ -351,7 +238,7 @@ def answer_json(answer: Answer) -> dict[str, Any]:
     return body
 
 
-def _choice_json(index: int, choice: ChoiceAnswer) -> dict[str, Any]:
+def _choice_json(index: int, choice: Choice) -> dict[str, Any]:
     body: dict[str, Any] = {"index": index, "text": choice.text.decode()}
     if choice.reasoning:
         body["reasoning"] = choice.reasoning.decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from midstream.wire import (
     CANCELLED,
@@ -17,11 +17,12 @@ from midstream.wire import (
     MAX_SEQ,
     Q_CURSOR,
     Q_FROM,
+    Status,
 )
 
 _SEQ = {"type": "integer", "minimum": 0, "maximum": MAX_SEQ}
 _TEXT = {"type": "string"}
-_STATUS = {"type": "string", "enum": ["open", "done", "failed", "cancelled"]}
+_STATUS = {"type": "string", "enum": list(get_args(Status))}
 _SECURED: list[dict[str, list[str]]] = [{}, {"bearer": []}, {"apikey": []}]
 
 _STREAM_ID = {

@@ -7,6 +7,7 @@ own makes several clients dispatch an empty event and fail on it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from typing import Protocol
@@ -16,12 +17,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from midstream.codec.sse import ping, retry
 from midstream.cursor import Cursor
-from midstream.errors import BadCursor, CursorExpired
+from midstream.errors import BadCursor, CursorExpired, StoreUnavailable
 from midstream.follow import Follow, Sink
 from midstream.records import Page
 from midstream.streams import Streams
 from midstream.transports.http import DIRECT, error_body
 from midstream.wire import EXPIRED, H_HEARTBEAT, H_STREAM_ID
+
+_log = logging.getLogger("midstream")
 
 # Milliseconds; jittered so that the readers of a gateway that restarts do not all come back at once.
 _RETRY = (1000, 3000)
@@ -94,6 +97,9 @@ class Connection:
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
             try:
                 await self._carry(follow, retry(random.randint(*_RETRY)))
+            except StoreUnavailable as away:
+                # No terminal record can be read, and none be made up: the reader was interrupted, and resumes.
+                _log.warning("a reader of stream %s was let go: %s", follow.stream_id, away)
             except CursorExpired as error:
                 # No id: a reader that was overtaken must not take this for a position it has reached.
                 body = orjson.dumps(error_body(error))

@@ -30,7 +30,8 @@ def gateway() -> Iterator[OddGateway]:
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command line in this process; exit code, stdout, stderr."""
-    monkeypatch.delenv("MIDSTREAM_KEY", raising=False)
+    for variable in ("MIDSTREAM_KEY", "MIDSTREAM_GATEWAY"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(sys, "argv", ["midstream"])
 
     def run(*words: str) -> tuple[int, str, str]:
@@ -262,6 +263,17 @@ def test_the_key_comes_from_the_environment(cli: Run, gateway: OddGateway, monke
     monkeypatch.setenv("MIDSTREAM_KEY", "s3cret\n")
     cli(*ask(gateway, "hi"))
     assert gateway.requests[0].headers["authorization"] == "Bearer s3cret"
+
+
+def test_the_gateway_comes_from_the_environment(cli: Run, gateway: OddGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag wins over it, and the command that goes on names the one that was asked."""
+    monkeypatch.setenv("MIDSTREAM_GATEWAY", gateway.url)
+    code, out, err = cli("generate", "hi")
+    assert (code, out) == (exits.OK, gateway.text)
+    assert f"--gateway {gateway.url}" in err
+    monkeypatch.setenv("MIDSTREAM_GATEWAY", "http://127.0.0.1:1")
+    code, out, _ = cli(*ask(gateway, "hi"))
+    assert (code, out) == (exits.OK, gateway.text)
 
 
 # --- stopped from outside ---------------------------------------------------------------------------------------------

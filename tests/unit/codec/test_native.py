@@ -10,7 +10,7 @@ from midstream import rules
 from midstream.codec import native
 from midstream.cursor import decode
 from midstream.errors import ProducerFailed
-from midstream.records import Answer, Chunk, Finish, Fold, Record
+from midstream.records import Choice, Chunk, Finish, Fold, Record
 from midstream.wire import MAX_FIELD_BYTES
 
 
@@ -60,7 +60,7 @@ def test_two_ways_to_a_token_make_the_same_bytes() -> None:
         assert native.token(7, Chunk(text)) == native.token(7, Chunk(text, {}))
 
 
-def put_together(chunks: list[Chunk]) -> dict[int, Answer]:
+def put_together(chunks: list[Chunk]) -> dict[int, Choice]:
     """The answer that these chunks tell, each a record of its own."""
     kept = Fold()
     rules.fold(kept, (native.token(seq, chunk) for seq, chunk in enumerate(chunks, 2)))

@@ -160,15 +160,6 @@ def test_close_returns_the_event_that_was_cut_off(pieces: list[bytes], rest: byt
     assert decoder.close() == rest
 
 
-def test_at_boundary_until_an_event_begins() -> None:
-    """A comment, whole or not, does not begin one."""
-    decoder = Decoder()
-    assert decoder.at_boundary
-    for piece, boundary in ((b"data: x", False), (b"\n\n", True), (b": ", True), (b"c\n", True), (b"i", False)):
-        decoder.feed(piece)
-        assert decoder.at_boundary is boundary
-
-
 def test_a_line_of_six_mebibytes_in_small_pieces_takes_linear_time() -> None:
     """A decoder that looks at its whole buffer for each piece would take minutes."""
     decoder = Decoder()
@@ -187,7 +178,7 @@ def test_a_flood_of_comment_lines_takes_linear_time_and_no_memory() -> None:
     started = time.perf_counter()
     for _ in range(20):
         decoder.feed(b":\n" * 50_000)
-    assert decoder.at_boundary
+    assert decoder.close() == b""
     assert time.perf_counter() - started < 1
 
 

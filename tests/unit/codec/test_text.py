@@ -10,7 +10,7 @@ import pytest
 from midstream import rules
 from midstream.codec import native
 from midstream.codec.text import Mender, whole
-from midstream.records import Answer, Chunk, Fold
+from midstream.records import Choice, Chunk, Fold
 
 HIGH, LOW = "\ud83e", "\uddf5"
 PAIR = "🧵"
@@ -43,7 +43,7 @@ def mended(*chunks: Chunk) -> tuple[list[Chunk], list[Chunk]]:
     return out, mender.rest()
 
 
-def answer_of(*chunks: Chunk) -> dict[int, Answer]:
+def answer_of(*chunks: Chunk) -> dict[int, Choice]:
     """The answer that these chunks tell once mended."""
     out, rest = mended(*chunks)
     kept = Fold()

@@ -35,7 +35,8 @@ from midstream.journal.sqlite_shape import UPGRADES
 from midstream.records import Frame, Record
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
-from midstream.testing.journal_writer import Writer, meta, read_all, seqs, soon, text_of, tokens, written
+from midstream.testing.journal_writer import Writer, meta, read_all, seqs, text_of, tokens, written
+from midstream.testing.patience import soon
 
 Open = Callable[..., Any]
 

@@ -9,7 +9,8 @@ import pytest
 
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish
-from midstream.testing.puppet import Puppets, Stopped, soon
+from midstream.testing.patience import soon
+from midstream.testing.puppet import Puppets, Stopped
 
 
 async def test_say_returns_when_the_next_line_is_asked_for() -> None:

@@ -1,0 +1,226 @@
+"""One HTTP/1.1 connection: uvicorn's protocol, with what it leaves unbounded bounded.
+
+It is also the `Pipe` of the response it is sending: a stream's pages go past ASGI, straight to the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+from starlette.types import Message, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from midstream.errors import BadRequest
+from midstream.records import Page
+from midstream.transports.http import error_body, json_response
+from midstream.transports.sse import PIPE, body_of
+from midstream.wire import MAX_HEAD_BYTES, MAX_PIPELINED
+
+# A connection that closes with bytes still to send is looked at again after so many seconds.
+_LOSS_POLL = 0.01
+_NO_BODY = frozenset({204, 304})
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class _Refused(Exception):
+    """Why a request is not read any further."""
+
+
+class HttpConnection(HttpToolsProtocol):
+    """Responses go out one at a time, in the order of their requests; `_running` is the one that is being made.
+
+    (uvicorn's `cycle` is that of the newest request, which may still wait for its turn.)
+    """
+
+    _running: RequestResponseCycle | None = None
+    _in_head = False
+    _head_bytes = 0
+    _declining = False
+    _gone: Callable[[], None] | None = None
+    _opening = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+        super().connection_made(transport)
+        self._expect_more()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        self.pipeline.clear()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+        if self._gone is not None:
+            self._gone()
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        begun = self._in_head
+        try:
+            self.parser.feed_data(data)
+            if begun and self._in_head:
+                self._head_bytes += len(data)
+                _bound_head(self._head_bytes)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                self._decline_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError as error:
+            reason = error.__context__
+            self._refuse(str(reason) if isinstance(reason, _Refused) else "Invalid HTTP request received.")
+            return
+        except _Refused as reason:
+            self._refuse(str(reason))
+            return
+        self._expect_more()
+
+    def on_message_begin(self) -> None:
+        if self._declining:
+            return
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+        extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})
+        extensions[PIPE] = self
+
+    def on_url(self, url: bytes) -> None:
+        if not self._declining:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # After the head it is a trailer's, which must not pass for one of the headers that a proxy has checked.
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._declining:
+            return
+        self._in_head = False
+        _bound_head(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise _Refused(f"over {MAX_PIPELINED} requests wait on this connection")
+        super().on_headers_complete()
+        self.flow.resume_reading()  # paused where it has to wait for its turn, but only who reads sees a peer go
+        if self.scope["http_version"] == "1.0":
+            _send_without_chunks(self.cycle)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Read on as if no upgrade had been offered (RFC 9110, section 7.8); `rest` follows the head.
+
+        The parser has given up on the body: another one is told how it is framed, and goes on.
+        """
+        framing = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.cycle.more_body = True
+        self._declining = True
+        try:
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
+        finally:
+            self._declining = False
+        self.data_received(rest)
+
+    def _refuse(self, reason: str) -> None:
+        """What is no HTTP, or too much of it, is refused in the shape of every other error; then the connection ends.
+
+        Not in the middle of another answer: its reader would take this for a part of it.
+        """
+        running = self._running
+        if running is not None and not running.response_complete and not self._may_answer(running):
+            self.transport.abort()
+            return
+        answer = json_response(error_body(BadRequest(reason)), 400, {"connection": "close"})
+        head = [b"%b: %b\r\n" % pair for pair in answer.raw_headers]
+        self.transport.write(b"".join((b"HTTP/1.1 400 Bad Request\r\n", *head, b"\r\n", answer.body)))
+        self.transport.close()
+
+    def _may_answer(self, running: RequestResponseCycle) -> bool:
+        """Whether the request being answered is the one being read, and nothing of its answer is out."""
+        return running is self.cycle and running.more_body and not running.response_started
+
+    # --- silence ----------------------------------------------------------------------------------------------------
+
+    def _expect_more(self) -> None:
+        """Where a request is not whole, what is missing has to begin to come within the keep-alive time."""
+        cycle = self.cycle
+        missing = cycle is None or cycle.response_complete or (cycle.more_body and not self.flow.read_paused)
+        if missing and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def timeout_keep_alive_handler(self) -> None:
+        running = self._running
+        if running is None or running.response_complete or not running.response_started:
+            super().timeout_keep_alive_handler()
+
+    # --- the pipe ---------------------------------------------------------------------------------------------------
+
+    def carries(self, send: Send) -> bool:
+        cycle = getattr(send, "__self__", None)
+        return isinstance(cycle, RequestResponseCycle) and cycle is self._running and bool(cycle.chunked_encoding)
+
+    def open(self, opening: bytes, gone: Callable[[], None]) -> None:
+        self._opening, self._gone = opening, gone
+        if self._running is None or self._running.disconnected:
+            gone()
+
+    def write(self, page: Page) -> bool:
+        transport = self.transport
+        # uvloop refuses a write after a failed one, and tells of the loss only in a later turn of the loop.
+        if transport.is_closing():
+            return False
+        frames = page.frames
+        data = frames[0] if len(frames) == 1 else body_of(page)
+        if self._opening:
+            data, self._opening = self._opening + data, b""
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # RFC 9112, section 7.1
+        return not self.flow.write_paused
+
+    async def drain(self) -> None:
+        if self.transport.is_closing():
+            await asyncio.sleep(_LOSS_POLL)  # the loss is about to be told: `connection_lost` ends the reader
+        else:
+            await self.flow.drain()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def close(self) -> None:
+        self._gone = None
+
+
+def _bound_head(size: int) -> None:
+    if size > MAX_HEAD_BYTES:
+        raise _Refused(f"the request's line and headers are over {MAX_HEAD_BYTES} bytes")
+
+
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Let the end of the connection be that of a body whose length is not known (RFC 9112, section 6.3)."""
+    send = cycle.send
+    unframed = False
+
+    async def plain(message: Message) -> None:
+        nonlocal unframed
+        if message["type"] == "http.response.start":
+            framed = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            unframed = not framed and message["status"] not in _NO_BODY
+            if unframed:
+                cycle.chunked_encoding = False
+        elif unframed:
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)  # type: ignore[arg-type]  # uvicorn and Starlette type the same messages differently
+
+    cycle.send = plain  # type: ignore[method-assign,assignment]
