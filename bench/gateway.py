@@ -124,9 +124,11 @@ class Controls:
         return opened.state.meta.stream_id
 
     async def _push(self, name: str) -> Callable[[], None]:
-        """What the ticker calls.  Straight into the journal where that never suspends: the floor has no producer
-        either,
-        and what they cost is measured with a real upstream."""
+        """What the ticker calls.
+
+        Straight into the journal where that never suspends: the floor has no producer either, and what producers cost
+        is measured with a real upstream.
+        """
         if self._streams.journal.traits.durable:
             return self._feeds[name].push
         state = await self._streams.journal.state(name)

@@ -6,6 +6,8 @@
  *   resume  replay of one frame with --pause-us between: connect to first frame
  *   start   --bursts bursts of --conns simultaneous requests: time to the first byte and the first frame
  *
+ * With --messages each connection is a WebSocket: it says one line of that file, and then counts records.
+ *
  * A frame is one `id:` line (--count data: one `data:` line, for servers without ids). Ids must be consecutive on each
  * connection; every one that is not is a gap. A latency is "now" minus the 16 digits after the first '@' of a data line,
  * microseconds of CLOCK_MONOTONIC, which every process of the machine shares. */
@@ -43,6 +45,8 @@ struct conn {
     uint64_t chunk_left;
     char head[4096];
     size_t head_len;
+    char *kept; /* the beginning of a WebSocket frame that a read cut in two */
+    size_t kept_len;
     char line[256]; /* the start of a line that a read cut in two; the rest of a longer one is not looked at */
     size_t line_len;
 };
@@ -57,7 +61,7 @@ static struct {
     int port, conns, bursts, count_data;
     long expect, pause_us, first;
     double warm, window;
-    struct lines paths, bodies;
+    struct lines paths, bodies, messages;
     pid_t pids[16];
     int pid_count;
 } opt = {.conns = 1, .bursts = 10, .warm = 1, .window = 4, .first = -1};
@@ -81,7 +85,12 @@ static void send_request(struct conn *c) {
     char text[16384];
     const char *path = opt.paths.items[c->index % opt.paths.count];
     int n;
-    if (opt.bodies.count) {
+    if (opt.messages.count) {
+        n = snprintf(text, sizeof text,
+                     "GET %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n",
+                     path, opt.port);
+    } else if (opt.bodies.count) {
         const char *body = opt.bodies.items[c->index % opt.bodies.count];
         n = snprintf(text, sizeof text,
                      "POST %s HTTP/1.1\r\nHost: 127.0.0.1:%d\r\nAccept: text/event-stream\r\n"
@@ -100,6 +109,7 @@ static void open_conn(struct conn *c) {
     struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)opt.port)};
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int index = c->index, one = 1;
+    free(c->kept);
     memset(c, 0, sizeof *c);
     c->index = index;
     c->last_id = opt.first - 1 < -1 ? -1 : opt.first - 1;
@@ -161,7 +171,64 @@ static void on_text(struct conn *c, const char *p, size_t n, uint64_t now) {
     }
 }
 
+/* A text message, masked with zeros (RFC 6455, section 5.3, allows any key). */
+static void say(struct conn *c) {
+    const char *message = opt.messages.items[c->index % opt.messages.count];
+    char frame[8 + 8192];
+    size_t n = strlen(message), head = 0;
+    frame[head++] = (char)0x81;
+    if (n < 126) {
+        frame[head++] = (char)(0x80 | n);
+    } else {
+        frame[head++] = (char)(0x80 | 126);
+        frame[head++] = (char)(n >> 8);
+        frame[head++] = (char)n;
+    }
+    memset(frame + head, 0, 4);
+    memcpy(frame + head + 4, message, n);
+    if (send(c->fd, frame, head + 4 + n, MSG_NOSIGNAL) != (ssize_t)(head + 4 + n)) fail(c);
+}
+
+/* One text message: a record, or an array of them, each with its seq first in its data. */
+static void on_message(struct conn *c, const char *p, size_t n, uint64_t now) {
+    static const char SEQ[] = "\"data\":{\"seq\":";
+    for (const char *end = p + n, *at; (at = memmem(p, (size_t)(end - p), SEQ, sizeof SEQ - 1)); p = at) {
+        at += sizeof SEQ - 1;
+        on_id(c, at, (size_t)(end - at), now);
+        on_data(c, at, (size_t)(end - at), now);
+    }
+}
+
+/* Frames of the server's: whole, unmasked text messages.  One that a read has cut is put together in `kept`. */
+static void on_frames(struct conn *c, const char *p, size_t n, uint64_t now) {
+    if (c->kept_len) {
+        c->kept = realloc(c->kept, c->kept_len + n);
+        memcpy(c->kept + c->kept_len, p, n);
+        p = c->kept;
+        n += c->kept_len;
+    }
+    const unsigned char *u = (const unsigned char *)p;
+    while (n >= 2) {
+        size_t head = u[1] < 126 ? 2 : u[1] == 126 ? 4 : 10, length = u[1];
+        if (n < head) break;
+        if (head > 2) {
+            length = 0;
+            for (size_t i = 2; i < head; i++) length = length << 8 | u[i];
+        }
+        if (n < head + length) break;
+        if ((u[0] & 15) == 1) on_message(c, (const char *)u + head, length, now);
+        u += head + length;
+        n -= head + length;
+    }
+    char *rest = n ? malloc(n) : NULL;
+    if (n) memcpy(rest, u, n);
+    free(c->kept);
+    c->kept = rest;
+    c->kept_len = n;
+}
+
 static void on_body(struct conn *c, const char *p, size_t n, uint64_t now) {
+    if (opt.messages.count) { on_frames(c, p, n, now); return; }
     if (!c->chunked) { on_text(c, p, n, now); return; }
     while (n) {
         if (c->part == DATA) {
@@ -194,13 +261,14 @@ static long on_head(struct conn *c, const char *p, size_t n, uint64_t now) {
     char *end = strstr(c->head, "\r\n\r\n");
     if (!end) return take < n ? -1 : (long)n;
     *end = 0;
-    if (strncmp(c->head + 9, "200", 3)) {
+    if (strncmp(c->head + 9, opt.messages.count ? "101" : "200", 3)) {
         snprintf(bad_status, sizeof bad_status, "%.3s", c->head + 9);
         return -1;
     }
     c->chunked = strcasestr(c->head, "\r\ntransfer-encoding: chunked") != NULL;
     c->state = BODY;
     answered++;
+    if (opt.messages.count) say(c);
     return (long)((size_t)(end + 4 - c->head) - before);
 }
 
@@ -325,7 +393,7 @@ static struct lines one_or_file(char *text, int is_file) {
 static void parse(int argc, char **argv) {
     static const struct option table[] = {
         {"mode", 1, 0, 'm'},   {"port", 1, 0, 'p'},   {"conns", 1, 0, 'c'},    {"path", 1, 0, 'g'},     {"paths", 1, 0, 'G'},
-        {"body", 1, 0, 'b'},   {"bodies", 1, 0, 'B'}, {"warm", 1, 0, 'w'},     {"window", 1, 0, 'f'},      {"expect", 1, 0, 'e'},
+        {"messages", 1, 0, 'M'}, {"body", 1, 0, 'b'},   {"bodies", 1, 0, 'B'}, {"warm", 1, 0, 'w'},     {"window", 1, 0, 'f'},      {"expect", 1, 0, 'e'},
         {"first", 1, 0, '1'},  {"count", 1, 0, 'n'},  {"pause-us", 1, 0, 'u'}, {"bursts", 1, 0, 'r'},   {"pid", 1, 0, 'i'},
         {0, 0, 0, 0}};
     for (int o; (o = getopt_long(argc, argv, "", table, NULL)) != -1;) switch (o) {
@@ -334,6 +402,7 @@ static void parse(int argc, char **argv) {
         case 'c': opt.conns = atoi(optarg); break;
         case 'g': case 'G': opt.paths = one_or_file(optarg, o == 'G'); break;
         case 'b': case 'B': opt.bodies = one_or_file(optarg, o == 'B'); break;
+        case 'M': opt.messages = one_or_file(optarg, 1); break;
         case 'w': opt.warm = atof(optarg); break;
         case 'f': opt.window = atof(optarg); break;
         case 'e': opt.expect = atol(optarg); break;

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bench.figures import Budget, Figure
 from bench.machine import cpu_seconds, pss_kb
 from bench.programs import Load, load
-from bench.servers import Server, floor, gateway, upstream
+from bench.servers import Server, bare_socket, floor, gateway, upstream
 
 # A pair in which server or client was kept off its core for a larger share of the time than this is run again.
 _CALM = 0.03
@@ -71,7 +71,7 @@ def _calmest(look: Callable[[], tuple[Seen, ...]]) -> tuple[Seen, ...]:
     return best
 
 
-def _live(server: Server, plan: Plan, streams: int, rate: float, *, alone: bool = False) -> Seen:
+def _live(server: Server, plan: Plan, streams: int, rate: float, *, alone: bool = False, sockets: bool = False) -> Seen:
     """Feed `streams` streams with one reader each at `rate` chunks a second in all.
 
     `alone`: before the readers come, see what producing and keeping the chunks costs without them.
@@ -79,8 +79,9 @@ def _live(server: Server, plan: Plan, streams: int, rate: float, *, alone: bool 
     names = server.streams(streams)
     server.feed(names, rate)
     unread = _unread(server, plan, rate) if alone else 0.0
-    paths = server.paths(names, 1)
-    seen = load("live", server, paths, conns=streams, first=2, warm=plan.warm, window=plan.window)
+    paths = ["/v1/ws"] if sockets else server.paths(names, 1)
+    said = server.messages(names, 1) if sockets else ()
+    seen = load("live", server, paths, messages=said, conns=streams, first=2, warm=plan.warm, window=plan.window)
     window = range(int(seen.seen["from_us"]), int(seen.seen["to_us"]))
     lags = [lag for at, lag in server.fed()["lags"] if at in window]
     return _costs(seen) | {"lag": max(lags) / 1000, "unread": unread}
@@ -327,6 +328,52 @@ def sqlite_cost(plan: Plan) -> list[Figure]:
     return [Figure(title, "more CPU per chunk", "µs", more, budget=Budget(8)), *figures.values()]
 
 
+def web_sockets(plan: Plan) -> list[Figure]:
+    """200 WebSockets at 40,000 chunks a second, beside bare ones that are sent the same messages."""
+    title = "WebSocket, 200 streams, 40,000 chunks/s"
+    return _pairs(
+        plan,
+        {
+            "cpu": Figure(title, "CPU per chunk", "µs", budget=Budget(1.3, of="ratio"), beside="bare"),
+            "rate": Figure(title, "delivered", "chunks/s", beside="bare"),
+            "per_read": Figure(title, "chunks per read at the client", "chunks", beside="bare"),
+            "gaps": Figure(title, "gaps", "ids", budget=Budget(0, of="worst"), beside="bare"),
+            "p50": Figure(title, "append to reader, median", "ms", beside="bare"),
+            "p99": Figure(title, "append to reader, p99", "ms", beside="bare"),
+        },
+        lambda server: _live(server, plan, 200, 40_000, sockets=True),
+        theirs=bare_socket,
+    )
+
+
+def socket_reconnect(plan: Plan) -> list[Figure]:
+    """One WebSocket that is opened anew, ten records behind, while 20 streams go on at 50 tokens a second each."""
+
+    def measure(server: Server) -> Seen:
+        names = server.streams(20, chunks=200)
+        server.feed(names, 1000)
+        said = server.messages(names, 191)
+        seen = load(
+            "resume", server, ["/v1/ws"], messages=said, conns=1, first=192, pause_us=3000, warm=0.5, window=plan.window
+        )
+        return {
+            "p50": seen.time("first_frame_us", "p50") / 1000,
+            "p99": seen.time("first_frame_us", "p99") / 1000,
+            "waited": seen.waited,
+        }
+
+    title = "WebSocket, reconnect to first record"
+    return _pairs(
+        plan,
+        {
+            "p50": Figure(title, "median", "ms", budget=Budget(3), beside="bare"),
+            "p99": Figure(title, "p99", "ms", beside="bare"),
+        },
+        measure,
+        theirs=bare_socket,
+    )
+
+
 def _ask(server: Server, plan: Plan, streams: int, prompt: str) -> Load:
     """Post this prompt on `streams` connections, to the gateway or to the upstream itself, and read on."""
     if server.name == "gateway":
@@ -349,4 +396,6 @@ ALL: dict[str, Callable[[Plan], list[Figure]]] = {
     "idle": idle_readers,
     "chunks": retained_chunks,
     "sqlite": sqlite_cost,
+    "sockets": web_sockets,
+    "socket-reconnect": socket_reconnect,
 }

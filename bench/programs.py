@@ -6,7 +6,8 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -87,15 +88,25 @@ class Load:
         return float(self.seen[what][quantile])
 
 
-def load(mode: str, server: Listening, paths: Sequence[str], **flags: object) -> Load:
+@contextmanager
+def _listed(lines: Sequence[str]) -> Iterator[str]:
+    """The name of a file with these lines."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("".join(f"{line}\n" for line in lines))
+        file.flush()
+        yield file.name
+
+
+def load(mode: str, server: Listening, paths: Sequence[str], *, messages: Sequence[str] = (), **flags: object) -> Load:
     """Run the load client on its core, with these flags of its own (`pause_us=3000`: `--pause-us 3000`).
+
+    With `messages` each connection is a WebSocket, which says one of them.
 
     Raises LoadFailed when connections were refused, cut or never answered.
     """
-    with tempfile.NamedTemporaryFile("w", suffix=".paths") as listed:
-        listed.write("".join(f"{path}\n" for path in paths))
-        listed.flush()
-        command = [str(program("load")), "--mode", mode, "--paths", listed.name]
+    with _listed(paths) as listed, _listed(messages) as said:
+        command = [str(program("load")), "--mode", mode, "--paths", listed]
+        command += ["--messages", said] if messages else []
         for flag, value in {"port": server.port, "pid": server.pid, **flags}.items():
             command += [f"--{flag.replace('_', '-')}", str(value)]
         done = subprocess.run(

@@ -25,12 +25,10 @@ def _arguments() -> argparse.Namespace:
         epilog="Names: " + ", ".join(f"{name} ({_first_line(name)})" for name in ALL),
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="measure only these (default: all)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="the same")
     parser.add_argument("--quick", action="store_true", help="one short round each: a look, not a figure")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"pairs of runs (default {Plan().rounds})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figure there too")
     arguments = parser.parse_args()
-    arguments.names += arguments.only
     if unknown := sorted(set(arguments.names) - set(ALL)):
         parser.error(f"no such measurement: {', '.join(unknown)}; there are {', '.join(ALL)}")
     return arguments
@@ -90,7 +88,3 @@ def main() -> None:
         told = [figure.json() for figure in figures]
         report = {"about": about, "plan": plan._asdict(), "figures": told, "failed": failed}
         arguments.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-
-
-if __name__ == "__main__":
-    main()

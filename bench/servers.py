@@ -54,6 +54,13 @@ class Server:
     def paths(self, streams: Sequence[str], after: int) -> list[str]:
         return [self.path(stream, after) for stream in streams]
 
+    def messages(self, streams: Sequence[str], after: int) -> list[str]:
+        """The same, as what a WebSocket says first."""
+        said = {"type": "resume", "ref": "a"}
+        return [
+            json.dumps(said | {"stream_id": stream, "cursor": Cursor(stream, after).encode()}) for stream in streams
+        ]
+
     def _command(self, verb: str, **fields: object) -> Any:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/bench/{verb}",
@@ -89,6 +96,12 @@ def _running(name: str, command: Sequence[str], core: int) -> Iterator[Server]:
 @contextmanager
 def floor() -> Iterator[Server]:
     with _running("floor", [sys.executable, "-m", "bench.floor"], cores().server) as server:
+        yield server
+
+
+@contextmanager
+def bare_socket() -> Iterator[Server]:
+    with _running("bare", [sys.executable, "-m", "bench.bare_socket"], cores().server) as server:
         yield server
 
 

@@ -40,7 +40,6 @@ class Ticker:
         self._rate = rate
         self._next = 0
         self._begin = self._armed = now_us()
-        self._skipped_us = 0
         self._handle: asyncio.TimerHandle | None = None
         self.offered = 0
         self.left_out = 0

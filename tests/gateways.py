@@ -206,6 +206,10 @@ class Wire:
         """So many bytes."""
         return await soon(self._reader.readexactly(size))
 
+    async def some(self) -> bytes:
+        """What has come, at least a byte; b"" when the other side has closed."""
+        return await soon(self._reader.read(65_536))
+
     async def rest(self) -> bytes:
         """Everything until the other side closes."""
         return await soon(self._reader.read())

@@ -245,6 +245,7 @@ class ProducerFailed(MidstreamError):
     """
 
     def __init__(self, code: str, message: str, *, retryable: bool | None = None, **facts: Any) -> None:
-        super().__init__(message, **facts)
+        # What an upstream sent in a header may be no text; it is to be journaled, logged and sent all the same.
+        super().__init__(message.encode("utf-8", "replace").decode(), **facts)
         self.failure = code
         self.retryable = FAILURES.get(code, False) if retryable is None else retryable

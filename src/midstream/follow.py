@@ -194,9 +194,12 @@ class Follow:
                     return
                 # Either the sink is full, or what comes next is not at hand in this process.
                 await sink.drain()
-                if not self.over and (page := self._take(await self._read())):
-                    sink.write(page)
+                while not self.over and (page := self._take(await self._read())):
+                    room = sink.write(page)
                     self.position = self._handed
+                    if room:
+                        break
+                    await sink.drain()
                 else:  # a journal that never has anything at hand must not be asked again and again
                     await self._wait()
         finally:

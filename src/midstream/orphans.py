@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from midstream.codec import native
 from midstream.errors import MidstreamError, ProducerFailed, StoreUnavailable
-from midstream.journal.base import Journal, Orphan
+from midstream.journal.base import WRITER_LOST, Journal, Orphan
 from midstream.records import StreamState
 from midstream.wire import MOST_TAKEOVERS
 from midstream.writer import Producer
@@ -69,7 +69,7 @@ class Orphans:
             self._adopt(state, producer)
             return
         self._note("ended")
-        failure = _WRITER_LOST if orphan.intact else _STORE_LOST
+        failure = WRITER_LOST if orphan.intact else _STORE_LOST
         seq = state.highest_seq + 1
         await self._journal.append(stream_id, [native.failed(seq, failure)], epoch=state.epoch, first_seq=seq)
 
@@ -86,5 +86,4 @@ class Orphans:
         self.taken[outcome] = self.taken.get(outcome, 0) + 1
 
 
-_WRITER_LOST = ProducerFailed("writer_lost", "the process that wrote this stream is gone")
 _STORE_LOST = ProducerFailed("store_lost", "the store came back without records that readers may have seen")

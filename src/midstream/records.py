@@ -18,6 +18,8 @@ Frame = bytes
 
 # What a frame costs beyond its bytes: the header of a bytes object and its pointer in the list.
 FRAME_OVERHEAD = 41
+# What a stream costs beyond its frames, its fold, its request and its names: counters, lists and entries of tables.
+STREAM_OVERHEAD = 1280
 
 
 class Record(NamedTuple):
@@ -29,6 +31,7 @@ class Record(NamedTuple):
 
     @property
     def frame(self) -> Frame:
+        """The bytes that are kept and sent."""
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (self.seq, self.event.encode(), self.data)
 
     @classmethod
@@ -39,6 +42,7 @@ class Record(NamedTuple):
         return cls(int(frame[4:first]), frame[first + 8 : second].decode(), frame[second + 7 : -2])
 
     def json(self) -> dict[str, Any]:
+        """`data`, parsed."""
         fields: dict[str, Any] = orjson.loads(self.data)
         return fields
 

@@ -88,7 +88,10 @@ class Writer:
                 await self._fail(failure)
             except _Superseded:
                 raise
-            except Exception as error:  # noqa: BLE001  # the stream must end, whatever the producer did (I7)
+            except (Exception, asyncio.CancelledError) as error:  # the stream must end, whatever the producer did (I7)
+                task = asyncio.current_task()
+                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                    raise  # by `stop`, or with the loop; else something that the producer waited for was cancelled
                 _log.exception("the producer of stream %s failed", self.meta.stream_id)
                 await self._fail(ProducerFailed("producer_error", f"{type(error).__name__} in the producer"))
         except _Superseded as superseded:
@@ -174,6 +177,10 @@ class Writer:
 
     async def _fail(self, failure: ProducerFailed) -> None:
         self.failure = failure
+        try:
+            native.failed(self.next_seq, failure)
+        except TypeError:  # facts that are no JSON: the stream ends without them
+            failure = ProducerFailed("producer_error", failure.detail)
         await self._end(native.failed, failure, "failed")
 
     async def _end(self, encode: Callable[[int, _How], Frame], how: _How, outcome: str) -> None:

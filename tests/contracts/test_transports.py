@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.testing import sse_dial, ws_dial
+from midstream.testing import connect_dial, grpc_dial, sse_dial, ws_dial
 from midstream.testing.transport_contract import Connect, TransportContract
 from tests import narrow_dial
 
@@ -32,6 +32,30 @@ class TestWebSocket(TransportContract):
     @pytest.fixture
     def connect(self) -> Connect:
         return ws_dial.connect
+
+
+class TestGrpc(TransportContract):
+    """grpcio's own client, on a port of its own."""
+
+    @pytest.fixture
+    def connect(self) -> Connect:
+        return grpc_dial.connect
+
+
+class TestConnect(TransportContract):
+    """With JSON, as browsers do; on the HTTP port."""
+
+    @pytest.fixture
+    def connect(self) -> Connect:
+        return connect_dial.connect
+
+
+class TestGrpcWeb(TransportContract):
+    """With protobuf's binary form; on the HTTP port."""
+
+    @pytest.fixture
+    def connect(self) -> Connect:
+        return connect_dial.connect_web
 
 
 class TestNarrow(TransportContract):

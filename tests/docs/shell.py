@@ -182,6 +182,7 @@ def terminal(directory: Path) -> Iterator[Terminal]:
         "HOME": str(directory),
         "LANG": "C.UTF-8",
         "MIDSTREAM_PORT": "0",
+        "MIDSTREAM_GRPC_PORT": "0",
     }
     opened = Terminal(directory, environment)
     try:

@@ -112,7 +112,7 @@ class GatewayProcess:
     """`midstream serve` as a process. `address` is where it listens."""
 
     def __init__(self, *flags: str, port: int = 0) -> None:
-        command = [sys.executable, "-m", "midstream", "serve", "--port", str(port), *flags]
+        command = [sys.executable, "-m", "midstream", "serve", "--port", str(port), "--grpc-port", "0", *flags]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.address = self._announced()
 

@@ -336,6 +336,18 @@ def test_failure_of_the_upstream_is_shown_with_its_code(open_page: Open, upstrea
     assert page.text() == "".join(FIRST)
 
 
+def test_upstream_that_is_not_there_is_named_while_the_page_tries_again(open_page: Open) -> None:
+    """The gateway is well, and "connection lost" would send its user looking in the wrong place."""
+    with gateway("--journal", "memory:", "--upstream", "http://127.0.0.1:1/v1") as process:
+        page = open_page(process.address)
+        page.ask()
+        expect(page.reader().locator(".state")).to_have_text("Gateway cannot answer")
+        notice = page.reader().locator(".notice-text")
+        expect(notice).to_contain_text("The upstream at 127.0.0.1:1 cannot be reached")
+        expect(notice).to_contain_text("Trying again")
+        page.complained_of("502")
+
+
 def test_page_outlives_a_killed_gateway(open_page: Open, upstream: Upstream, tmp_path: Path) -> None:
     """It says that the gateway is away, and goes on by itself with the one that comes back on the same journal."""
     flags = ("--journal", f"sqlite:///{tmp_path}/journal.db", "--upstream", upstream.url)

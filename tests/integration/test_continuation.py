@@ -13,9 +13,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from midstream.testing.fault_proxy import FaultProxy
 
 from midstream.cli.model import Model
+from midstream.testing.fault_proxy import FaultProxy
 
 PROMPT = {"prompt": "Tell a short story about a lighthouse keeper.", "temperature": 0, "max_tokens": 60}
 

@@ -267,7 +267,7 @@ async def test_a_key_is_needed_where_keys_are_configured(tmp_path: Path) -> None
     keys.write_text("alice:s3cret-a\nbob:s3cret-b\n")
     async with RunningGateway(Settings(journal="memory:", keys_file=str(keys))) as gateway:
         code, _, err = await finish(await start("generate", "hi", "--gateway", gateway.address))
-        assert (code, err) == (exits.REFUSED, "the gateway does not accept this key\n")
+        assert (code, err) == (exits.REFUSED, "the gateway asks for a key: set MIDSTREAM_KEY\n")
         async with (
             AsyncClient(gateway.address, key="s3cret-a") as alice,
             AsyncClient(gateway.address, key="s3cret-b") as bob,
@@ -280,6 +280,7 @@ async def test_a_key_is_needed_where_keys_are_configured(tmp_path: Path) -> None
                 await anext(aiter(bob.resume(stream.cursor)))
             with pytest.raises(Unauthorized):
                 await stranger.streams()
+            stream.close()
 
 
 class Served:

@@ -15,7 +15,7 @@ import pytest
 
 from midstream.testing.patience import soon, until
 from midstream.wire import H_STREAM_ID
-from tests.gateways import cursor, site, wire
+from tests.gateways import cursor, site
 
 DRAINED = b'"done":true,"reason":"shutdown"}\n\n'
 
@@ -248,11 +248,3 @@ async def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
 
 def write(path: Path, text: str) -> None:
     path.write_text(text)
-
-
-async def test_upgrade_to_a_websocket_is_no_error_of_the_gateway() -> None:
-    """There is none yet: the request is answered like any other for a route that is not there."""
-    async with site() as here, wire(here.gateway) as peer:
-        headers = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
-        peer.request("GET", "/v1/ws", *headers)
-        assert (await peer.head())[0] == 404

@@ -168,6 +168,29 @@ async def test_sink_that_is_full_holds_up_only_its_own_reader(writer: Writer) ->
     assert slow.seqs == quick.seqs == list(range(1, 10))
 
 
+async def test_sink_that_is_full_is_given_nothing_before_it_has_drained(writer: Writer) -> None:
+    """However much waits for it: one page beyond its bound, not two (I5)."""
+
+    class Full(Bucket):
+        full = False
+
+        def write(self, page: Page) -> bool:
+            assert not self.full
+            self.full = True
+            super().write(page)
+            return False
+
+        async def drain(self) -> None:
+            self.full = False
+            await super().drain()
+
+    await writer.say(*["x" * 2000] * 595)
+    await writer.finish()
+    sink = Full()
+    await soon(Follow(writer.journal, writer.stream_id, 0).feed(sink))
+    assert sink.seqs == list(range(1, 600))
+
+
 async def test_overtaken_reader_is_told_the_oldest(writer: Writer) -> None:
     """Full for too long: what it lacks is gone (R8, I4)."""
     gate = asyncio.Event()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import typing
 
+import grpc
+from connectrpc.code import Code
+
 from midstream import errors, wire
 from tests.unit.test_errors import classes
 
@@ -32,6 +35,24 @@ def test_status_is_of_the_class_that_the_action_promises() -> None:
         assert wire.HTTP_STATUS[leaf.code] == 409
     for leaf in classes(errors.Busy):
         assert wire.HTTP_STATUS[leaf.code] in {429, 503}
+
+
+def test_every_grpc_status_is_one() -> None:
+    """Names of google.rpc.Code, which Connect has too; none of them means that all is well."""
+    names = {*wire.GRPC_STATUS.values(), *wire.GRPC_ENDS.values()}
+    assert names <= {status.name for status in grpc.StatusCode} - {"OK", "UNKNOWN"}
+    assert {name.replace("CANCELLED", "CANCELED") for name in names} <= set(Code.__members__)
+    assert set(wire.GRPC_ENDS) == wire.TERMINAL - {wire.DONE}
+
+
+def test_grpc_status_is_of_the_kind_that_the_action_promises() -> None:
+    """A client of gRPC repeats what is UNAVAILABLE by itself, and what is RESOURCE_EXHAUSTED after a while."""
+    for leaf in classes(errors.Busy):
+        assert wire.GRPC_STATUS[leaf.code] in {"UNAVAILABLE", "RESOURCE_EXHAUSTED"}
+    for leaf in classes(errors.PositionError):
+        assert wire.GRPC_STATUS[leaf.code] == "OUT_OF_RANGE"
+    for leaf in classes(errors.RequestError):
+        assert wire.GRPC_STATUS[leaf.code] not in {"UNAVAILABLE", "OUT_OF_RANGE", "INTERNAL"}
 
 
 def test_exact_bodies_are_of_known_errors() -> None:

@@ -1,17 +1,18 @@
-"""`midstream demo`: a small real model, the gateway in front of it, and the playground."""
+"""A small real model, the gateway in front of it, and the playground: a page on which to cut the wire.
+
+Where the model's packages are not installed, or with --scripted, a simulation answers instead.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import dataclasses
-import os
 from collections.abc import AsyncIterator
 
 from midstream.cli import serve
-from midstream.cli.exits import USAGE
 from midstream.cli.model import Model, ModelUnavailable, available
-from midstream.server import settings
+from midstream.server.settings import Settings
 
 HELP = "try it: a small real model, the gateway in front of it, and a page to cut the wire on"
 
@@ -20,24 +21,23 @@ SCRIPTED = "scripted:"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     serve.add_arguments(parser)
+    parser.usage = "%(prog)s [options]"
     parser.add_argument("--scripted", action="store_true", help="without a model: a scripted simulation answers")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal.  Where the model cannot run it says why, and goes on with the simulation."""
-    try:
-        loaded = settings.load(args, os.environ)
-    except ValueError as error:
-        serve.say(f"midstream: {error}")
-        return USAGE
-    serve.log_to_stderr(verbose=args.verbose)
-    return serve.start(loaded, within=lambda chosen: _model(chosen, scripted=args.scripted), page=True)
+
+    def start(loaded: Settings) -> int:
+        return serve.start(loaded, within=lambda chosen: _model(chosen, scripted=args.scripted), page=True)
+
+    return serve.with_settings(args, start)
 
 
 @contextlib.asynccontextmanager
-async def _model(chosen: settings.Settings, *, scripted: bool) -> AsyncIterator[settings.Settings]:
+async def _model(chosen: Settings, *, scripted: bool) -> AsyncIterator[Settings]:
     """The settings with an upstream that runs for as long as this context."""
-    if chosen.upstream:
+    if chosen.upstream and not scripted:
         yield chosen
         return
     reason = "as you asked" if scripted else available()

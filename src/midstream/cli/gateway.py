@@ -7,6 +7,7 @@ import os
 from typing import Final
 
 from midstream.client.surface import DEFAULT_GATEWAY
+from midstream.errors import MidstreamError, Unauthorized
 
 GATEWAY_VARIABLE: Final = "MIDSTREAM_GATEWAY"
 KEY_VARIABLE: Final = "MIDSTREAM_KEY"
@@ -18,7 +19,7 @@ def add_gateway(parser: argparse.ArgumentParser) -> None:
         "--gateway",
         default=os.environ.get(GATEWAY_VARIABLE) or DEFAULT_GATEWAY,
         metavar="URL",
-        help=f"its address, also {GATEWAY_VARIABLE} (%(default)s)",
+        help=f"its address, also {GATEWAY_VARIABLE} (default: %(default)s)",
     )
     parser.add_argument(
         "--key", metavar="KEY", help=f"the caller's key; better in {KEY_VARIABLE}, which other users cannot see"
@@ -31,3 +32,10 @@ def key_of(args: argparse.Namespace) -> str | None:
     if not (key.isascii() and key.isprintable()):
         raise ValueError("the key has characters that cannot be sent; is it really the key?")
     return key or None
+
+
+def refusal(error: MidstreamError, args: argparse.Namespace) -> str:
+    """What the gateway said, or, where it asks for a key and there is none, how to give one."""
+    if isinstance(error, Unauthorized) and key_of(args) is None:
+        return f"the gateway asks for a key: set {KEY_VARIABLE}"
+    return str(error)

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from midstream.cli import exits
-from midstream.cli.gateway import KEY_VARIABLE, add_gateway, key_of
+from midstream.cli.gateway import KEY_VARIABLE, add_gateway, key_of, refusal
 from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed, command, save
 from midstream.client import Client, Cursor, GaveUp, Lost, Record, Resumed, Stream, Unreachable
 from midstream.cursor import decode
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to ask; - reads it from stdin")
     add_gateway(parser)
     asked = parser.add_argument_group("the request")
-    asked.add_argument("--model", help="the model to ask (the gateway's first)")
+    asked.add_argument("--model", help="the model to ask (default: the gateway's first)")
     asked.add_argument("--system", metavar="TEXT", help="instructions in front of the prompt")
     asked.add_argument("--max-tokens", type=_positive, metavar="N", help="end the answer after N tokens")
     asked.add_argument("--temperature", type=float, metavar="T", help="how freely the model chooses")
@@ -75,11 +75,17 @@ def run(args: argparse.Namespace) -> int:
             question = _question(args)
             answer = _Run(args, console, interrupts)
         except (ValueError, OSError, BadCursor) as error:
-            console.talk(f"midstream generate: {error}")
+            console.talk(f"midstream generate: {_reason(error)}")
             return exits.USAGE
         except Interrupted as signalled:
             return signalled.code
         return answer.run(question)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _question(args: argparse.Namespace) -> Cursor | dict[str, Any]:
@@ -280,8 +286,10 @@ class _Run:
     def _wording(self, error: MidstreamError) -> str:
         if isinstance(error, GaveUp) and self.kept is None:
             tried = _plural(error.attempts, "attempt")
-            return f"no stream from {self._args.gateway}: {error.reason} ({tried}); is the gateway running?"
-        return str(error)
+            # An answer, if only that of a proxy: it says itself what is wrong.
+            hint = "" if error.reason.startswith("status ") else "; is the gateway running?"
+            return f"no stream from {self._args.gateway}: {error.reason} ({tried}){hint}"
+        return refusal(error, self._args)
 
     def _needs(self) -> str:
         return f", {KEY_VARIABLE} being set," if self._args.key else ""

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from midstream.cli import exits
-from midstream.cli.gateway import add_gateway, key_of
+from midstream.cli.gateway import add_gateway, key_of, refusal
 from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed
 from midstream.client import Client, UnexpectedAnswer, Unreachable
 from midstream.errors import MidstreamError
@@ -23,19 +23,25 @@ _TIMEOUT = 10.0
 _STYLES = {"open": "cyan", "done": "green", "failed": "red", "cancelled": "yellow"}
 _COLUMNS = ("STREAM", "STATUS", "AGE", "MODEL", "HIGHEST", "RETAINED", "ACKED", "READERS", "BYTES")
 _TEXT_COLUMNS = {"STREAM", "STATUS", "MODEL"}
+# What a narrow terminal goes without, in this order: a table whose lines are broken is none.
+_DROPPED_FIRST = ("ACKED", "RETAINED", "BYTES", "READERS", "MODEL", "AGE")
 _MODEL_WIDTH = 24
 # Home, and clear what is below: what was there is overwritten without a flicker.
 _REDRAW = "\x1b[H\x1b[J"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stream_id", nargs="?", metavar="STREAM_ID", help="show this one whole (all, as a table)")
+    parser.add_argument(
+        "stream_id", nargs="?", metavar="STREAM_ID", help="show this one whole (without: all, as a table)"
+    )
     add_gateway(parser)
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="print what the gateway answers, on one line")
     shape.add_argument("--text", action="store_true", help="print the answer so far, as far as it is kept")
     parser.add_argument("--watch", action="store_true", help="look again and again, until Ctrl-C")
-    parser.add_argument("--every", type=_seconds, default=1.0, metavar="SECONDS", help="how often (%(default)g)")
+    parser.add_argument(
+        "--every", type=_seconds, default=1.0, metavar="SECONDS", help="with --watch: how often (default: %(default)g)"
+    )
 
 
 def _seconds(text: str) -> float:
@@ -68,14 +74,14 @@ def run(args: argparse.Namespace) -> int:
             console.talk(f"cannot write: {error}", "red")
             return exits.BROKEN_PIPE if error.broken_pipe else exits.OUTPUT_FAILED
         except MidstreamError as error:
-            console.talk(_wording(error, args.gateway), "red")
+            console.talk(_wording(error, args), "red")
             return exits.of(error)
 
 
-def _wording(error: MidstreamError, gateway: str) -> str:
-    return (
-        f"no answer from {gateway}: {error}; is the gateway running?" if isinstance(error, Unreachable) else str(error)
-    )
+def _wording(error: MidstreamError, args: argparse.Namespace) -> str:
+    if isinstance(error, Unreachable) and "status" not in error.facts:
+        return f"no answer from {args.gateway}: {error}; is the gateway running?"
+    return refusal(error, args)
 
 
 class _Look:
@@ -99,7 +105,7 @@ class _Look:
             try:
                 drawing = self._drawing()
             except Unreachable as error:
-                drawing = self._console.styled(_wording(error, self._args.gateway), "yellow") + "\n"
+                drawing = self._console.styled(_wording(error, self._args), "yellow") + "\n"
             if redraw:
                 title = f"{self._args.gateway} · {time.strftime('%H:%M:%S')} · Ctrl-C ends"
                 drawing = _REDRAW + self._console.styled(title, "dim") + "\n" + _fit(drawing)
@@ -134,12 +140,14 @@ class _Look:
         now = time.time()
         rows = [_row(state, now) for state in states]
         widths = [max(len(row[at]) for row in [list(_COLUMNS), *rows]) for at in range(len(_COLUMNS))]
+        if self._console.out_is_terminal:
+            widths = _narrowed(widths, shutil.get_terminal_size().columns)
         lines = [self._console.styled(_line(_COLUMNS, widths), "dim")]
         for row in rows:
             status = row[1]
             line = self._console.styled(_line(row, widths))
             # After the aligning, since colour takes no room; the id in front of it is never a status.
-            lines.append(line.replace(f" {status} ", f" {self._console.styled(status, _STYLES.get(status, ''))} ", 1))
+            lines.append(line.replace(f" {status}", f" {self._console.styled(status, _STYLES.get(status, ''))}", 1))
         return "\n".join(lines) + "\n"
 
     def _whole(self, state: dict[str, Any]) -> str:
@@ -167,10 +175,21 @@ def _row(state: dict[str, Any], now: float) -> list[str]:
     ]
 
 
+def _narrowed(widths: list[int], room: int) -> list[int]:
+    """The widths, with 0 for each column that has to go."""
+    kept = list(widths)
+    for name in _DROPPED_FIRST:
+        if sum(width + 2 for width in kept if width) - 2 <= room:
+            break
+        kept[_COLUMNS.index(name)] = 0
+    return kept
+
+
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     parts = [
         cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
         for cell, width, column in zip(cells, widths, _COLUMNS, strict=True)
+        if width
     ]
     return "  ".join(parts)
 

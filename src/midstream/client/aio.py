@@ -94,6 +94,7 @@ class AsyncClient(Gateway[Reply]):
         return object_in(answer)
 
     async def authorization(self) -> dict[str, str]:
+        """The header that says whose call it is; the key may have changed since the last one."""
         key = self._key() if callable(self._key) else self._key
         if inspect.isawaitable(key):
             key = await key
@@ -102,6 +103,7 @@ class AsyncClient(Gateway[Reply]):
     async def send(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], *, stream: bool = False
     ) -> aiohttp.ClientResponse:
+        """The answer as soon as its head is there; the caller closes it.  Raises what aiohttp does."""
         streams, calls = self._session()
         session = streams if stream else calls
         # A redirect is an answer like any other: the key must not follow it.

@@ -25,12 +25,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 
 from midstream.client.answers import Answer, GaveUp, UnexpectedAnswer, error_of, retry_after, silence
-from midstream.client.steps import Connect, Creation, Lost, Patience, Read, Record, Request, Resumed, Step, Wait
+from midstream.client.steps import (
+    Connect,
+    Creation,
+    Lost,
+    Patience,
+    Read,
+    Record,
+    Request,
+    Resumed,
+    Step,
+    Wait,
+    stream_path,
+)
 from midstream.codec.sse import Decoder, Event, EventTooLarge
 from midstream.cursor import Cursor
 from midstream.errors import MidstreamError
@@ -174,11 +185,12 @@ class Reader:
         if self._creation is not None and not self._arrived:
             headers["content-type"] = "application/json"
             headers[H_IDEMPOTENCY.lower()] = self._creation.idempotency_key
-            return Request("POST", "/v1/stream", headers, self._creation.body)
+            return Request("POST", "/v1/stream", headers, self._creation.body, self._creation)
         position = self.position
         assert position is not None
-        path = f"/v1/stream/{quote(position.stream_id, safe='')}?{Q_CURSOR}={position.encode()}"
-        return Request("GET", path, headers)
+        return Request(
+            "GET", f"{stream_path(position.stream_id)}?{Q_CURSOR}={position.encode()}", headers, None, position
+        )
 
     def _go(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:

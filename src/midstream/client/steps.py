@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from midstream.cursor import Cursor
 from midstream.wire import TERMINAL
@@ -52,12 +53,21 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An HTTP request, but for the caller's key: that is asked for anew at each attempt, since it may have changed."""
+    """An HTTP request, but for the caller's key: that is asked for anew at each attempt, since it may have changed.
+
+    `of` is what it is made of, for a line that is not HTTP.
+    """
 
     method: str
     path: str
     headers: dict[str, str]
     body: bytes | None = None
+    of: Creation | Cursor | None = None
+
+
+def stream_path(stream_id: str) -> str:
+    """Where a stream is; the id may be anything that a user hands in."""
+    return f"/v1/stream/{quote(stream_id, safe='')}"
 
 
 @dataclass(frozen=True, slots=True)

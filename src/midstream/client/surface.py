@@ -13,12 +13,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import orjson
 
 from midstream.client.resume import Reader
-from midstream.client.steps import Creation, Lost, Patience, Record, Resumed
+from midstream.client.steps import Creation, Lost, Patience, Record, Resumed, stream_path
 from midstream.cursor import Cursor, decode
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8400"
@@ -35,9 +35,12 @@ class Address(NamedTuple):
     prefix: str
 
     @property
+    def authority(self) -> str:
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
     def url(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.secure else 'http'}://{host}:{self.port}{self.prefix}"
+        return f"{'https' if self.secure else 'http'}://{self.authority}{self.prefix}"
 
 
 def address(base_url: str) -> Address:
@@ -101,23 +104,23 @@ class Gateway(ABC, Generic[Reply]):
 
     def state(self, stream_id: str) -> Reply:
         """Its status and counters."""
-        return self._call(Call("GET", f"{_path(stream_id)}/state"))
+        return self._call(Call("GET", f"{stream_path(stream_id)}/state"))
 
     def snapshot(self, stream_id: str) -> Reply:
         """The whole answer so far, and the cursor to go on from: what a reader needs whose position has gone."""
-        return self._call(Call("GET", f"{_path(stream_id)}/snapshot"))
+        return self._call(Call("GET", f"{stream_path(stream_id)}/snapshot"))
 
     def ack(self, stream_id: str, seq: int) -> Reply:
         """Everything up to `seq` is safe with its reader and may be dropped.  The state."""
-        return self._call(Call("POST", f"{_path(stream_id)}/ack", orjson.dumps({"seq": seq})))
+        return self._call(Call("POST", f"{stream_path(stream_id)}/ack", orjson.dumps({"seq": seq})))
 
     def cancel(self, stream_id: str) -> Reply:
         """Stop the generation; its readers get a `cancelled` record.  Does nothing after the end."""
-        return self._call(Call("POST", f"{_path(stream_id)}/cancel", b"{}"))
+        return self._call(Call("POST", f"{stream_path(stream_id)}/cancel", b"{}"))
 
     def forget(self, stream_id: str) -> Reply:
         """Cancel it and drop everything that is kept of it."""
-        return self._call(Call("DELETE", _path(stream_id)))
+        return self._call(Call("DELETE", stream_path(stream_id)))
 
     def _reader(self, origin: Creation | str | Cursor) -> Reader:
         """Raises BadCursor."""
@@ -227,10 +230,6 @@ def creation(
     asked = {"prompt": prompt, "messages": list(messages) if messages is not None else None, **fields}
     body = orjson.dumps({name: value for name, value in asked.items() if value is not None})
     return Creation(body, idempotency_key)
-
-
-def _path(stream_id: str) -> str:
-    return f"/v1/stream/{quote(stream_id, safe='')}"
 
 
 # Libraries word these for their developers.

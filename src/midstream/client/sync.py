@@ -1,4 +1,4 @@
-"""The blocking client: `resume.Reader` over the standard library's HTTP, no event loop in the background.
+"""The blocking client: `resume.Reader` over the lines of `lines`, no event loop in the background.
 
     client = Client("http://127.0.0.1:8400", key="…")
     for record in client.generate("Tell me a story"):
@@ -9,28 +9,36 @@ Names and meanings are those of `aio`.  A client may be shared by threads, a str
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from midstream.client.answers import MAX_ANSWER, Answer, Unreachable, object_in
+from midstream.client.answers import MAX_ANSWER, Unreachable, object_in
+from midstream.client.lines import BROKEN, HttpLine, Line, Peer, http_answer, http_connection
 from midstream.client.resume import Reader
 from midstream.client.steps import Connect, Lost, Patience, Read, Record, Request, Resumed, Wait
-from midstream.client.surface import DEFAULT_GATEWAY, Call, Gateway, Handle, creation, why
+from midstream.client.surface import DEFAULT_GATEWAY, Call, Gateway, Handle, address, creation, why
 from midstream.cursor import Cursor
+
+if TYPE_CHECKING:
+    from midstream.client.grpc_line import Channel
 
 Reply = dict[str, Any]
 
-_BROKEN = (OSError, HTTPException)
-_READ = 65_536
+# What carries streams: server-sent events over HTTP, a WebSocket, or gRPC.
+Transport = Literal["sse", "ws", "grpc"]
+GRPC_PORT = 8401
 
 
 class Client(Gateway[Reply]):
-    """A client of one gateway; see `AsyncClient`.  Each stream and each call has a connection of its own."""
+    """A client of one gateway; see `AsyncClient`.  Each stream and each call has a connection of its own.
+
+    transport  what streams are followed over: "sse", "ws", or "grpc"; calls go over HTTP, but for acks and cancels of
+               "grpc", which carries text alone (no reasoning, no tool calls, no usage)
+    grpc       the host and port of the gateway's gRPC, where it is not its own host's 8401
+    """
 
     def __init__(
         self,
@@ -40,10 +48,22 @@ class Client(Gateway[Reply]):
         patience: Patience | None = None,
         timeout: float = 30.0,
         notify: Callable[[Lost | Resumed], None] | None = None,
+        transport: Transport = "sse",
+        grpc: str | None = None,
     ) -> None:
         super().__init__(base_url, patience, timeout, notify)
         self._key = key
-        self._tls = ssl.create_default_context() if self.address.secure else None
+        tls = ssl.create_default_context() if self.address.secure else None
+        self._peer = Peer(self.address, tls, timeout, self.authorization)
+        self._channel = self._grpc_channel(grpc) if transport == "grpc" else None
+        self._transport = transport
+
+    def _grpc_channel(self, given: str | None) -> Channel:
+        # It takes a fifth of a second to import, which only who wants it should wait for.
+        from midstream.client.grpc_line import Channel
+
+        where = address(f"http://{given}") if given else self.address._replace(port=GRPC_PORT)
+        return Channel(self._peer._replace(address=where._replace(secure=self.address.secure, prefix="")))
 
     def generate(
         self,
@@ -65,25 +85,52 @@ class Client(Gateway[Reply]):
         """Go on after a position; connects when it is iterated.  Raises BadCursor."""
         return Stream(self, self._reader(cursor))
 
+    def ack(self, stream_id: str, seq: int) -> Reply:
+        return self._channel.ack(stream_id, seq) if self._channel is not None else super().ack(stream_id, seq)
+
+    def cancel(self, stream_id: str) -> Reply:
+        return self._channel.cancel(stream_id) if self._channel is not None else super().cancel(stream_id)
+
+    def find(self, session: str, token: int = 0) -> str:
+        """The id of the session's stream, in which this token is wanted next.
+
+        Sessions are gRPC's names for streams.  Raises ValueError over another transport, and what the gateway refuses.
+        """
+        if self._channel is None:
+            raise ValueError("only gRPC has sessions")
+        return self._channel.find(session, token)
+
+    def line(self) -> Line:
+        """A new connection for a stream, not connected yet."""
+        if self._channel is not None:
+            from midstream.client.grpc_line import GrpcLine
+
+            return GrpcLine(self._channel)
+        if self._transport == "ws":
+            from midstream.client.socket_line import SocketLine
+
+            return SocketLine(self._peer)
+        return HttpLine(self._peer)
+
+    def close(self) -> None:
+        """Close what outlives a stream, which only gRPC has."""
+        if self._channel is not None:
+            self._channel.close()
+
     def _call(self, call: Call) -> Reply:
-        headers, connection = call.headers | self.authorization(), self.connection()
+        headers, connection = call.headers | self.authorization(), http_connection(self._peer)
         try:
             connection.request(call.method, self.address.prefix + call.path, call.body, headers)
             response = connection.getresponse()
-            answer = _answer(response, response.read(MAX_ANSWER))
-        except _BROKEN as error:
+            answer = http_answer(response, response.read(MAX_ANSWER))
+        except BROKEN as error:
             raise Unreachable(why(error)) from error
         finally:
             connection.close()
         return object_in(answer)
 
-    def connection(self) -> HTTPConnection:
-        host, port = self.address.host, self.address.port
-        if self._tls is not None:
-            return HTTPSConnection(host, port, timeout=self.timeout, context=self._tls)
-        return HTTPConnection(host, port, timeout=self.timeout)
-
     def authorization(self) -> dict[str, str]:
+        """The header that says whose call it is; the key may have changed since the last one."""
         key = self._key() if callable(self._key) else self._key
         return {} if key is None else {"authorization": f"Bearer {key}"}
 
@@ -103,9 +150,7 @@ class _Reading:
     def __init__(self, client: Client, reader: Reader) -> None:
         self._client = client
         self._reader = reader
-        self._connection: HTTPConnection | None = None
-        self._socket: socket.socket | None = None
-        self._response: HTTPResponse | None = None
+        self._line: Line | None = None
         self._closed = False
 
     def __iter__(self) -> Self:
@@ -146,30 +191,21 @@ class _Reading:
 
     def _connect(self, request: Request) -> None:
         self._hang_up()
-        headers = request.headers | self._client.authorization()
-        self._connection = connection = self._client.connection()
+        self._line = line = self._client.line()
         try:
-            path = self._client.address.prefix + request.path
-            connection.request(request.method, path, request.body, headers)
-            # An answer that ends with its connection takes the socket away from it.
-            self._socket = connection.sock
-            self._response = response = connection.getresponse()
-            if not (answer := _answer(response)).is_stream:
-                answer = _answer(response, response.read(MAX_ANSWER))
-        except _BROKEN as error:
+            answer = line.open(request)
+        except BROKEN as error:
             self._drop(why(error))
         else:
             self._reader.answered(answer)
 
     def _read(self, within: float) -> None:
-        assert self._response is not None
-        assert self._socket is not None
+        assert self._line is not None
         try:
-            self._socket.settimeout(within)
-            data = self._response.read1(_READ)
+            data = self._line.read(within)
         except TimeoutError:
             self._drop(f"nothing was heard for {within:g} s")
-        except _BROKEN as error:
+        except BROKEN as error:
             self._drop(why(error))
         else:
             if data:
@@ -182,11 +218,9 @@ class _Reading:
         self._reader.lost(reason)
 
     def _hang_up(self) -> None:
-        if self._response is not None:
-            self._response.close()
-        if self._connection is not None:
-            self._connection.close()
-        self._response = self._connection = self._socket = None
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
 
     def close(self) -> None:
         self._closed = True
@@ -194,7 +228,3 @@ class _Reading:
 
     def __del__(self) -> None:
         self._hang_up()
-
-
-def _answer(response: HTTPResponse, body: bytes = b"") -> Answer:
-    return Answer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)

@@ -19,6 +19,7 @@ _dumps = orjson.dumps
 
 
 def frame(seq: int, event: str, data: dict[str, Any]) -> Frame:
+    """A record as it is kept and sent; `data` must carry `seq`, too."""
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (seq, event.encode(), _dumps(data))
 
 
@@ -40,18 +41,23 @@ def token(seq: int, chunk: Chunk) -> Frame:
 
 
 def done(seq: int, finish: Finish) -> Frame:
+    """The end of a whole answer.  Raises ProducerFailed (`upstream_too_large`) for a field over MAX_FIELD_BYTES."""
     data: dict[str, Any] = {"seq": seq, "done": True, "finish_reason": finish.finish_reason}
     if finish.usage is not None:
         data["usage"] = finish.usage
-    return frame(seq, DONE, data | (finish.more or {}))
+    data |= finish.more or {}
+    _refuse_large(data)
+    return frame(seq, DONE, data)
 
 
 def failed(seq: int, failure: ProducerFailed) -> Frame:
+    """The end of one that went wrong; the failure's facts stand beside its code."""
     error = {"code": failure.failure, "message": failure.detail, "retryable": failure.retryable}
     return frame(seq, FAILED, {"seq": seq, "done": True, "error": error | failure.facts})
 
 
 def cancelled(seq: int, reason: CancelReason) -> Frame:
+    """The end of one that was stopped."""
     return frame(seq, CANCELLED, {"seq": seq, "done": True, "reason": reason})
 
 
@@ -143,9 +149,7 @@ def _closed(chunk: Chunk) -> Chunk:
 def _refuse_large(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
         if len(_dumps(value)) > MAX_FIELD_BYTES:
-            raise ProducerFailed(
-                "upstream_too_large", f"the upstream's field {name!r} is over {MAX_FIELD_BYTES} bytes"
-            )
+            raise ProducerFailed("upstream_too_large", f"the upstream's field {name!r} is over {MAX_FIELD_BYTES} bytes")
 
 
 def _pieces(text: str) -> list[str]:

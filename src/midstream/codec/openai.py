@@ -13,6 +13,7 @@ A field that says nothing (null, "", [], {}) is left out.  What came after the l
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import orjson
@@ -29,6 +30,8 @@ _KEEP_ALIVE: Final = frozenset({"ping", "heartbeat", "keepalive", "keep-alive"})
 _OBJECTS: Final = frozenset({"chat.completion.chunk", "chat.completion", "text_completion"})
 # Far deeper than any real chunk, and below what orjson can write again (254).
 _MAX_DEPTH: Final = 64
+# As many choices, or tool calls in one delta, as no request asks for: each costs time of the loop and memory.
+_MAX_PARTS: Final = 2048
 _MESSAGE_CHARS: Final = 2000
 _loads = orjson.loads
 
@@ -109,6 +112,7 @@ class ChatReader:
                 "upstream_truncated", "the upstream's answer ended early, with neither a finish_reason nor [DONE]"
             )
         reason = next(iter(self._reasons.values()), None) if len(self._reasons) == 1 else None
+        reason = whole(reason) if reason is not None else None
         upstream = ({"chunk": self._envelope_news} if self._envelope_news else {}) | self._last
         return Finish(reason, _valid(self.usage), _valid({"upstream": upstream}) if upstream else None)
 
@@ -155,6 +159,7 @@ class ChatReader:
             choices = []
         if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise malformed("the upstream sent 'choices' that are no list of objects")
+        _refuse_many("choices", len(choices))
         self._note_envelope(chunk)
         chunks = [ours for choice in choices for ours in self._choice(choice)]
         if chunks and self._envelope_news:
@@ -200,6 +205,7 @@ class ChatReader:
         if index in self._reasons:
             return []
         self._reasons[index] = None
+        _refuse_many("choices", len(self._reasons))
         self.complete = False
         if len(self._reasons) != 2:
             return []
@@ -251,7 +257,8 @@ def _split(delta: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
             del rest["reasoning"]
     if isinstance(rest.get("refusal"), str):
         more["refusal"] = rest.pop("refusal")
-    if isinstance(rest.get("tool_calls"), list):
+    if isinstance(calls := rest.get("tool_calls"), list):
+        _refuse_many("tool calls", len(calls))
         more["tool_calls"] = rest.pop("tool_calls")
     return text, more, rest
 
@@ -301,6 +308,11 @@ def _refuse_deep(value: Any, left: int) -> None:
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, dict | list):
             _refuse_deep(item, left - 1)
+
+
+def _refuse_many(what: str, count: int) -> None:
+    if count > _MAX_PARTS:
+        raise malformed(f"the upstream sent over {_MAX_PARTS} {what}")
 
 
 def _parse(data: bytes) -> dict[str, Any]:
@@ -375,7 +387,7 @@ def _message_of(fields: dict[str, Any]) -> str:
     for name in ("message", "msg", "detail", "error"):
         if isinstance(said := fields.get(name), str) and said:
             return said
-    return json.dumps(fields) if fields else ""
+    return _written(json.dumps, fields) if fields else ""
 
 
 def _no_message(status: int | None) -> str:
@@ -384,7 +396,15 @@ def _no_message(status: int | None) -> str:
 
 def _short(said: Any) -> Any:
     """A number as it is; anything else as valid text of a bounded length."""
-    return said if type(said) is int and abs(said) < 2**53 else whole(str(said)[:_MESSAGE_CHARS])
+    return said if type(said) is int and abs(said) < 2**53 else whole(_written(str, said)[:_MESSAGE_CHARS])
+
+
+def _written(how: Callable[[Any], str], said: Any) -> str:
+    """orjson reads deeper nesting than Python writes."""
+    try:
+        return how(said)
+    except RecursionError:
+        return "(nested too deep to be told)"
 
 
 def _status_in(fields: dict[str, Any]) -> int | None:

@@ -29,6 +29,7 @@ class Mender:
 
     @property
     def pending(self) -> bool:
+        """Whether half a pair is waiting."""
         return bool(self._halves)
 
     def mend(self, chunk: Chunk) -> Chunk | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from midstream.errors import ProducerFailed
 from midstream.records import Fold, Frame, Page, StreamMeta, StreamState
 from midstream.wire import SLICE_BYTES, SLICE_FRAMES, CancelReason
 
@@ -63,6 +64,10 @@ class Orphan(NamedTuple):
 
     state: StreamState
     intact: bool
+
+
+# How a stream ends whose writer's process is gone, where nobody goes on with it.
+WRITER_LOST = ProducerFailed("writer_lost", "the gateway that wrote this stream stopped before its end")
 
 
 class Listener(Protocol):

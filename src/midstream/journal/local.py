@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
 from midstream import rules
 from midstream.errors import OutOfSpace, UnknownStream
 from midstream.journal.base import Listener, Orphan, RoundTrips
-from midstream.records import FRAME_OVERHEAD, Fold, Frame, Page, StreamMeta, StreamState, within
+from midstream.records import FRAME_OVERHEAD, STREAM_OVERHEAD, Fold, Frame, Page, StreamMeta, StreamState, within
 from midstream.rules import Bounds, Counters
 from midstream.wire import OPEN, SLICE_BYTES, SLICE_FRAMES
 
 # Dropped frames leave an empty one behind, and the list is cut when half of it is that: dropping one record from the
 # front of a long list each time would move the whole list each time.
 _COMPACT_AT = 64
+# Streams looked at before the loop gets its turn.
+_LOOK_AT_ONCE = 500
 
 
 class Held:
@@ -45,6 +47,7 @@ class Log:
         "largest",
         "meta",
         "names",
+        "own",
         "total",
         "waiters",
     )
@@ -53,9 +56,10 @@ class Log:
         self.meta = meta
         self.total = total
         self.crowded = total.bounds.max_stream_bytes // 2  # the fold may hold as much; below, nothing can be too much
-        total.bytes += len(meta.request)
-        self.fold_bytes = 0
         self.names = tuple(names)
+        self.own = STREAM_OVERHEAD + len(meta.request) + sum(map(len, names))
+        total.bytes += self.own
+        self.fold_bytes = 0
         self.counters = Counters(last_access=meta.created_at)
         self.fold = Fold()
         self.frames: list[Frame] = []
@@ -89,7 +93,7 @@ class Log:
 
     def held(self) -> int:
         """Bytes of this stream in the total."""
-        return self.counters.retained_bytes + self.fold_bytes + len(self.meta.request)
+        return self.counters.retained_bytes + self.fold_bytes + self.own
 
     def drop(self, count: int, *, by_ack: bool) -> None:
         """Let the `count` oldest records go, into the fold (R9)."""
@@ -160,15 +164,19 @@ class Local(Generic[AnyLog]):
         return next((self._names[name] for name in names if name in self._names), None)
 
     def _make_room(self) -> None:
-        """Finished streams go first, least recently used first; open ones are never evicted for a new one."""
+        """Finished streams go first, least recently used first; open ones are never evicted for a new one.
+
+        A little more room is made than is needed: to find who goes takes a look at all of them.
+        """
         limit = self._bounds.max_bytes
         if self._total.bytes < limit:
             return
         for log in self._finished():
             self._forget(log)
-            if self._total.bytes < limit:
+            if self._total.bytes < limit - limit // 64:
                 return
-        raise OutOfSpace(f"open streams hold {self._total.bytes} bytes; the limit is {limit}", 10)
+        if self._total.bytes >= limit:
+            raise OutOfSpace(f"open streams hold {self._total.bytes} bytes; the limit is {limit}", 10)
 
     def _finished(self) -> list[AnyLog]:
         finished = [log for log in self._logs.values() if log.counters.status != OPEN]
@@ -181,15 +189,29 @@ class Local(Generic[AnyLog]):
             self._names.pop(name, None)
         log.wake()
 
-    def _forget_stale(self) -> list[str]:
+    async def _forget_stale(self) -> list[str]:
         """Forget what has expired, and finished streams past the total of bytes."""
         now, gone = self._clock(), []
-        for log in self._finished():
+        async for log in self._each():
             end = rules.expires_at(log.counters, log.meta.retain)
-            if (end is not None and end <= now) or self._total.bytes > self._bounds.max_bytes:
+            if end is not None and end <= now:
+                gone.append(log)
                 self._forget(log)
-                gone.append(log.meta.stream_id)
-        return gone
+        if self._total.bytes > self._bounds.max_bytes:
+            for log in self._finished():
+                gone.append(log)
+                self._forget(log)
+                if self._total.bytes <= self._bounds.max_bytes:
+                    break
+        return [log.meta.stream_id for log in gone]
+
+    async def _each(self) -> AsyncIterator[AnyLog]:
+        """Every stream there is when its turn comes, a few hundred at a time."""
+        for at, log in enumerate(list(self._logs.values())):
+            if at % _LOOK_AT_ONCE == _LOOK_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            if self._logs.get(log.meta.stream_id) is log:
+                yield log
 
     def peek(self, stream_id: str, after: int) -> Page | None:
         log = self._logs.get(stream_id)
@@ -232,7 +254,7 @@ class Local(Generic[AnyLog]):
         return log.meta.stream_id if log is not None and log.meta.stream_id in self._logs else None
 
     async def list(self, owner: str) -> Sequence[StreamState]:
-        mine = [log.state() for log in self._logs.values() if log.meta.owner == owner]
+        mine = [log.state() async for log in self._each() if log.meta.owner == owner]
         return sorted(mine, key=lambda state: state.meta.created_at, reverse=True)
 
     def retained_bytes(self) -> int:

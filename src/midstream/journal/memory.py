@@ -84,4 +84,4 @@ class MemoryJournal(Local[Log]):
             self._forget(log)
 
     async def sweep(self) -> list[str]:
-        return self._forget_stale()
+        return await self._forget_stale()

@@ -1,4 +1,4 @@
-"""The shared journal: Redis or Valkey, one server or a cluster.  Survives a killed gateway; any process serves any stream.
+"""The shared journal: Redis or Valkey, one server or a cluster.  It survives a killed gateway; any serves any stream.
 
 A stream is decided about in the store, by one script at a time (`lua/`).  A process keeps the newest records of the
 streams it reads or writes (`redis_tail`), hears of what others did (`redis_watch`), and proves that it is alive
@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from midstream.codec import native
-from midstream.errors import JournalError, MidstreamError, ProducerFailed, StoreUnavailable, StreamEnded, UnknownStream
-from midstream.journal.base import Created, Listener, Orphan, RoundTrips, Snapshot, Traits
+from midstream.errors import JournalError, MidstreamError, StoreUnavailable, StreamEnded, UnknownStream
+from midstream.journal.base import WRITER_LOST, Created, Listener, Orphan, RoundTrips, Snapshot, Traits
 from midstream.journal.redis_keeping import Keeping
 from midstream.journal.redis_keys import SHARDS, Numbers, Space
 from midstream.journal.redis_lease import Lease
@@ -33,9 +33,6 @@ from midstream.wire import MAX_SEQ, OPEN, RETAIN_CAP, SLICE_BYTES, SLICE_FRAMES,
 logger = logging.getLogger(__name__)
 
 _CLOSED = "the journal is closed"
-_WRITER_LOST = ProducerFailed(
-    "writer_lost", "the gateway that wrote this stream stopped before its end", retryable=True
-)
 
 
 class RedisJournal:
@@ -49,7 +46,7 @@ class RedisJournal:
         self._access = access
         self._clock = clock
         self._bounds = bounds or Bounds()
-        self._terms = terms or Terms()
+        self._terms = terms or access.terms
         self._listener: Listener | None = None
         self._space = Space(access.prefix)
         self._tails = Tails()
@@ -113,7 +110,7 @@ class RedisJournal:
             return
         if (policy := self._store.policy()) != "noeviction":
             logger.warning(
-                "the store's maxmemory-policy is %s: when its memory is full it deletes parts of streams; set noeviction",
+                "the store's maxmemory-policy is %s: when memory is full it deletes parts of streams; set noeviction",
                 policy,
             )
         await self._lease.take()
@@ -219,7 +216,7 @@ class RedisJournal:
         try:
             if orphan := await self.claim_orphan(stream_id):
                 seq = orphan.state.highest_seq + 1
-                frames = [native.failed(seq, _WRITER_LOST)]
+                frames = [native.failed(seq, WRITER_LOST)]
                 await self.append(stream_id, frames, epoch=orphan.state.epoch, first_seq=seq)
         except UnknownStream:
             pass
@@ -335,17 +332,21 @@ class RedisJournal:
 
     async def read(self, stream_id: str, after: int, limit: int = SLICE_FRAMES, max_bytes: int = SLICE_BYTES) -> Page:
         tail = await self._watch.reading.known(stream_id)
+        if not tail.fresh and after >= tail.first - 1:
+            await self._watch.stirred(tail)
         if tail.fresh and (page := tail.page(after, limit, max_bytes)) is not None:
             return page
         return await self._watch.reading.page(tail, after, limit, max_bytes)
 
     async def wait(self, stream_id: str, after: int) -> None:
         tail = self._tails.get(stream_id)
-        if tail is None or not tail.fresh:
+        while tail is None or not tail.fresh:
             try:
                 tail = await self._watch.attended(stream_id)
             except MidstreamError:
                 return  # the read that follows will say it
+            if tail.returned or tail.highest > after:
+                return
         if self._running:
             await tail.wait(after)
 

@@ -124,7 +124,7 @@ class Dropping:
         return _Front(told, fold, frames)
 
     async def _drop(self, tail: Tail, front: _Front, frames: list[Frame], *, by_ack: bool) -> Numbers | None:
-        """Count these records out, the sum of which is in the fold.  None: somebody else has dropped some, look again."""
+        """Count these records out, whose sum is in the fold.  None: somebody else has dropped some, look again."""
         told, fold, _ = front
         tail.dropped = None  # until the store has said that it is as we think
         weight, size = rules.weight(frames), rules.fold_bytes(fold)

@@ -202,7 +202,7 @@ class Keeping:
         await self._writing.call(HOLD, tail, "" if position is None else position, term)
 
     async def renew_holds(self, lowest: Callable[[str, int], int | None]) -> None:
-        """Tell our lowest readers again, where that was told some time ago.  `lowest` knows them, given what was told."""
+        """Tell our lowest readers again where that was some time ago.  `lowest` knows them, given what was told."""
         now = asyncio.get_running_loop().time()
         third = self._store.terms.hold / 3
         due = [(stream_id, told) for stream_id, (told, when) in self._held.items() if now - when >= third]
@@ -220,7 +220,7 @@ class Keeping:
         """The lowest position that another process tells of its readers."""
         tail = await self._reading.known(stream_id)
         (seconds, micros), told = await self._store.together(
-            tail.shard, command("TIME"), command("HGETALL", tail.keys[4])
+            tail.shard, command("TIME"), command("HGETALL", tail.keys.holds)
         )
         now = int(seconds) * 1000 + int(micros) // 1000
         holds = zip(told[::2], (value.split() for value in told[1::2]), strict=True)

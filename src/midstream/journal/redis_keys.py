@@ -12,9 +12,9 @@
     P:{T}:wake          channel  who changed which stream
     P:name:NAME         string   the stream a name is bound to; `?ID` while it is reserved
 
-P is the prefix and T one of 64 hash tags, found from the stream's id.  All keys of a stream carry one tag: a cluster then
-keeps them on one server, where one script can change them together and publish to the channel of the same tag.  Every key
-expires by itself, some time after the last stream it is about.
+P is the prefix and T one of 64 hash tags, found from the stream's id.  All keys of a stream carry one tag: a cluster
+then keeps them on one server, where one script can change them together and publish to the channel of the same tag.
+Every key expires by itself, some time after the last stream it is about.
 """
 
 from __future__ import annotations
@@ -37,6 +37,19 @@ def shard_of(stream_id: str) -> int:
     return crc32(stream_id.encode()) % SHARDS
 
 
+class StreamKeys(NamedTuple):
+    """What every script about one stream is given, in this order."""
+
+    stream: bytes
+    log: bytes
+    total: bytes
+    fold: bytes
+    holds: bytes
+    owned: bytes
+    open: bytes
+    ended: bytes
+
+
 class Space:
     """The keys under one prefix.  `clustered`: keys of different tags may lie on different servers."""
 
@@ -48,18 +61,17 @@ class Space:
         tail = b":" + rest.encode() if rest else b""
         return b"%b:{%d}:%b%b" % (self.prefix, shard, kind, tail)
 
-    def of_stream(self, stream_id: str, owner: str) -> tuple[bytes, ...]:
-        """What every script about one stream is given, in this order: stream, log, bytes, fold, holds, owner, open, ended."""
+    def of_stream(self, stream_id: str, owner: str) -> StreamKeys:
         shard = shard_of(stream_id)
-        return (
-            self.numbers(stream_id),
-            self.log(stream_id),
-            self.total(shard),
-            self._key(shard, b"fold", stream_id),
-            self._key(shard, b"holds", stream_id),
-            self.owned(shard, owner),
-            self.open(shard),
-            self.ended(shard),
+        return StreamKeys(
+            stream=self.numbers(stream_id),
+            log=self.log(stream_id),
+            total=self.total(shard),
+            fold=self._key(shard, b"fold", stream_id),
+            holds=self._key(shard, b"holds", stream_id),
+            owned=self.owned(shard, owner),
+            open=self.open(shard),
+            ended=self.ended(shard),
         )
 
     def numbers(self, stream_id: str) -> bytes:
@@ -116,8 +128,8 @@ FIXED = ("meta", "request")
 
 
 class Numbers(NamedTuple):
-    """What a stream's hash holds that changes.  `held` is the bytes of its records and `fold` those of its fold; `run` is
-    the server's run id when the writer last knew that nothing was lost.
+    """What a stream's hash holds that changes.  `held` is the bytes of its records and `fold` those of its fold; `run`
+    is the server's run id when the writer last knew that nothing was lost.
     """
 
     status: Status

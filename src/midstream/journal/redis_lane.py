@@ -61,7 +61,7 @@ class Lane:
         return self._tether.refusal
 
     def send(self, payload: bytes) -> asyncio.Future[Any]:
-        """The reply to one packed command; a ReplyError is a reply.  Raises Lost and StoreUnavailable, in the future."""
+        """The reply to one packed command; a ReplyError is one.  The future raises Lost and StoreUnavailable."""
         return self._add(payload, 1)
 
     def block(self, commands: Sequence[bytes]) -> asyncio.Future[list[Any]]:

@@ -1,8 +1,8 @@
 """The lease of this process, and whether another one's may be called lost.
 
-A lease is a key that expires by the store's clock.  Who did not renew it in time was stopped, or cut off, and must expect
-that others have taken its streams.  When it was the store that was away nobody could renew: then the lease is taken up
-again, and nobody is called dead before the living have had a whole term to do the same.
+A lease is a key that expires by the store's clock.  Who did not renew it in time was stopped, or cut off, and must
+expect that others have taken its streams.  When it was the store that was away nobody could renew: then the lease is
+taken up again, and nobody is called dead before the living have had a whole term to do the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.journal.redis_url import Terms
 
 
 class Lease:
-    """`process` names this process in the store, until its lease is lost: then it is another one, and `lost` is told."""
+    """`process` names this process in the store.  When its lease is lost it becomes another one, and `lost` is told."""
 
     def __init__(self, store: Store, space: Space, terms: Terms, lost: Callable[[], None]) -> None:
         self.process = secrets.token_hex(8)

@@ -199,7 +199,7 @@ class Tether:
         while True:
             try:
                 link = await self._dial()
-            except Exception as error:  # whatever it is, a connection that is not tried again is lost for ever
+            except Exception as error:  # noqa: BLE001  # not to try again would be to lose the store for ever
                 self._told(error)
                 await asyncio.sleep(pause * random.uniform(0.7, 1.3))
                 pause = min(pause * 2, _LONGEST_PAUSE)

@@ -1,8 +1,8 @@
 """Names of streams: found, bound, kept as long as their stream, freed.
 
-On one server names are bound by the script that creates their stream.  On a cluster they can lie elsewhere: there a name
-is reserved for the new stream, the stream is created, and the name is bound.  Who meets a reservation waits, until the
-stream is there, which is then bound on behalf of its creator, or until the reservation has run out.
+On one server names are bound by the script that creates their stream.  On a cluster they can lie elsewhere: there a
+name is reserved for the new stream, the stream is created, and the name is bound.  Who meets a reservation waits, until
+the stream is there, which is then bound on behalf of its creator, or until the reservation has run out.
 """
 
 from __future__ import annotations

@@ -98,8 +98,9 @@ class Reading:
         return tail.returned or tail.run != self._store.node(tail.shard).run_id
 
     @property
-    def allowed(self) -> int:
-        return self._tails.allowed
+    def span(self) -> int:
+        """How many records a tail may be expected to hold."""
+        return max(SLICE_FRAMES, self._tails.allowed // _RECORD_BYTES)
 
     async def fetch(self, tail: Tail, after: int, span: int) -> Found:
         """Records after `after`, about `span` of them, and what they are worth to the tail.
@@ -109,8 +110,8 @@ class Reading:
         hearing, news = self._hears(tail), tail.news
         told, entries = await self._store.together(
             tail.shard,
-            command("HMGET", tail.keys[0], *FIELDS),
-            command("XRANGE", tail.keys[1], b"%d-0" % (after + 1), b"%d-0" % (after + span + SLICE_FRAMES)),
+            command("HMGET", tail.keys.stream, *FIELDS),
+            command("XRANGE", tail.keys.log, b"%d-0" % (after + 1), b"%d-0" % (after + span + SLICE_FRAMES)),
         )
         numbers = await self._present(tail.stream_id, told)
         frames: list[Frame] = []
@@ -119,7 +120,9 @@ class Reading:
             if not frames:
                 raise lost(tail.stream_id, after + 1)
         self._keep(tail, after, Found(numbers, frames))
-        if hearing and hearing == self._hears(tail) and news == tail.news and tail.highest == numbers.highest:
+        # News that came meanwhile will be read, and waiters woken again, where somebody is at it.
+        heard = hearing == self._hears(tail) and (news == tail.news or tail.stirring)
+        if hearing and heard and tail.highest == numbers.highest:
             tail.fresh = not tail.returned
         return Found(numbers, frames)
 
@@ -143,7 +146,7 @@ class Reading:
         """
         span = limit
         if not tail.frames:  # the pages that will be asked for next come along
-            span = max(limit, self._tails.allowed // _RECORD_BYTES)
+            span = max(limit, self.span)
         found = await self.fetch(tail, after, span)
         until = self._loop.time() + self._store.terms.mend
         while tail.returned and found.told.highest < max(after, tail.highest) and self._loop.time() < until:
@@ -162,9 +165,9 @@ class Reading:
         end = b"+" if upto is None else b"%d-0" % (upto + SLICE_FRAMES)
         told, json, entries = await self._store.together(
             tail.shard,
-            command("HMGET", tail.keys[0], *FIELDS),
-            command("GET", tail.keys[3]),
-            command("XRANGE", tail.keys[1], "-", end),
+            command("HMGET", tail.keys.stream, *FIELDS),
+            command("GET", tail.keys.fold),
+            command("XRANGE", tail.keys.log, "-", end),
         )
         numbers = await self._present(tail.stream_id, told)
         try:

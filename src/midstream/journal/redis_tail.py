@@ -33,6 +33,8 @@ class Tail:
     """
 
     __slots__ = (
+        "_loop",
+        "awaited",
         "bound",
         "channel",
         "doubt",
@@ -65,6 +67,7 @@ class Tail:
         "shard",
         "size",
         "status",
+        "stirring",
         "ttl",
         "waiters",
         "writer",
@@ -94,6 +97,7 @@ class Tail:
         self.fresh = False
         self.mine = self.forfeited = 0  # appends under `forfeited` or an older epoch are refused: its lease was lost
         self.news = 0  # changes that this process was told of
+        self.stirring = False  # it is being read for everybody, again and again until there is no more news
         self.returned = False  # the store was away and is another one now: it may lack what is known here
         self.forked = -1  # from this seq on the store has lost what this process has given its readers
         self.seen = self.kept = self.bound = float("-inf")  # when confirmed; when its expiry and its names' was put off
@@ -103,6 +107,8 @@ class Tail:
         self.loose = 0  # bytes of dropped records that are still in the log
         self.front: tuple[int, list[Frame]] = (1, [])  # the oldest records from a seq on, where some had to go
         self.waiters: list[Callable[[], None]] = []
+        self.awaited = float("-inf")  # when somebody last waited
+        self._loop = asyncio.get_running_loop()
         self.lock = asyncio.Lock()  # held by who drops records or mends: one at a time
 
     @property
@@ -209,6 +215,7 @@ class Tail:
 
     def wake(self) -> None:
         if self.waiters:
+            self.awaited = self._loop.time()
             waiters, self.waiters = self.waiters, []
             for waiter in waiters:
                 waiter()

@@ -9,7 +9,8 @@ from typing import Any
 from redis.asyncio.connection import SSLConnection, parse_url
 
 SCHEMES = {"redis": "redis", "rediss": "rediss", "valkey": "redis", "valkeys": "rediss", "unix": "unix"}
-_TAKEN = ("db", "host", "port", "path", "username", "password", "socket_timeout", "socket_connect_timeout", "prefix")
+_TAKEN = {"db", "host", "port", "path", "username", "password", "prefix", "lease"}
+_TAKEN |= {"socket_timeout", "socket_connect_timeout"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,19 @@ class Access:
     prefix: str = "midstream"
     connect_timeout: float = 2.0
     reply_timeout: float = 2.0
+    lease: float = 15.0
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(lease=self.lease, renew=self.lease / 3)
 
 
 def parse(url: str) -> Access:
     """The store that a URL names: `redis://[USER[:PASSWORD]@]HOST[:PORT][/DB]`, `rediss://` with TLS, `unix://PATH`.
 
     `valkey://` and `valkeys://` mean the same.  In the query: `prefix` of all keys, `db`, `socket_timeout`,
-    `socket_connect_timeout` (seconds), and what redis-py calls `ssl_…`.  Raises ValueError, whose text is for the
-    operator and quotes no password.
+    `socket_connect_timeout`, `lease` (seconds), and what redis-py calls `ssl_…`.  Raises ValueError, whose text is
+    for the operator and quotes no password.
     """
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
@@ -77,6 +83,9 @@ def parse(url: str) -> Access:
     prefix = told.get("prefix", "midstream")
     if not prefix or set("{}") & set(prefix):
         raise ValueError("the prefix of a Redis journal's keys may not be empty or hold braces")
+    lease = float(told.get("lease", 15.0))
+    if not 1 <= lease <= 300:
+        raise ValueError("the lease of a Redis journal may be from 1 to 300 seconds")
     if SCHEMES[scheme] == "unix" and not told.get("path"):
         raise ValueError("a Redis journal at unix:// needs the path of its socket")
     if tls and SCHEMES[scheme] != "rediss":
@@ -91,4 +100,5 @@ def parse(url: str) -> Access:
         prefix=prefix,
         connect_timeout=told.get("socket_connect_timeout", 2.0),
         reply_timeout=told.get("socket_timeout", 2.0),
+        lease=lease,
     )

@@ -1,9 +1,9 @@
 """How a process hears of what others did to streams that it reads or writes.
 
-A change is published under the stream's tag.  A process listens where somebody waits for a stream that it does not write
-itself, and what it hears makes it read, once for all its readers.  Messages can be lost, so once a second one look over
-all streams that somebody waits for, or that are written here and silent, finds what has changed, and whose writer is
-gone.
+A change is published under the stream's tag.  A process listens where somebody waits for a stream that it does not
+write itself, and what it hears makes it read, once for all its readers.  Messages can be lost, so once a second one
+look over all streams that somebody waits for, or that are written here and silent, finds what has changed, and whose
+writer is gone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 # A channel is listened to for so long after the last stream of its tag was waited for, in seconds.
 _LINGER = 10.0
+# Readers that were woken are back within this time, in seconds, or are slow and read for themselves.
+_BACK = 1.0
 
 
 class Watch:
@@ -73,6 +75,7 @@ class Watch:
     async def attended(self, stream_id: str) -> Tail:
         """The stream, attended to: one task does it, however many wait."""
         tail = await self.reading.known(stream_id)
+        tail.awaited = self._loop.time()
         task = self._attending.get(stream_id)
         if task is None:
             task = self._attending[stream_id] = asyncio.create_task(self.attend(tail))
@@ -135,7 +138,8 @@ class Watch:
         if tail is None or process == self._lease.process:
             return
         tail.news += 1
-        if tail.waiters or tail.mine:
+        # Readers that were just woken are not all back yet; each for itself would ask the store.
+        if tail.waiters or tail.mine or self._loop.time() - tail.awaited < _BACK:
             self.stir(tail)
         else:
             tail.fresh = False
@@ -144,10 +148,15 @@ class Watch:
 
     def stir(self, tail: Tail) -> None:
         """Read what is new, and wake who waits for it."""
-        if tail.stream_id not in self._reading:
-            task = asyncio.create_task(self._stirred(tail))
-            self._reading[tail.stream_id] = task
-            task.add_done_callback(lambda _: self._reading.pop(tail.stream_id, None))
+        if not tail.stirring:
+            tail.stirring = True
+            self._reading[tail.stream_id] = asyncio.create_task(self._stirred(tail))
+
+    async def stirred(self, tail: Tail) -> None:
+        """Have the news read, once for all who ask for it, where that is enough to know the stream as it is now."""
+        if self._hears(tail):
+            self.stir(tail)
+            await asyncio.wait([self._reading[tail.stream_id]])
 
     async def _stirred(self, tail: Tail) -> None:
         try:
@@ -161,6 +170,9 @@ class Watch:
             pass
         except MidstreamError as error:
             logger.warning("stream %s cannot be read: %s", tail.stream_id, error)
+        finally:
+            tail.stirring = False
+            del self._reading[tail.stream_id]
 
     async def read(self, tail: Tail) -> None:
         """Bring the tail up to date, for as long as there is news, and wake who waits."""
@@ -169,7 +181,7 @@ class Watch:
             if tail.returned:
                 await self._verify(tail)
             else:
-                await self.reading.fetch(tail, tail.highest, SLICE_FRAMES)
+                await self.reading.fetch(tail, tail.highest, self.reading.span)
             if tail.mine and (tail.epoch != tail.mine or tail.writer != self._lease.process):
                 self._superseded(tail)
             tail.wake()
@@ -236,7 +248,7 @@ class Watch:
                 continue
             if tail.waiters and not tail.mine:
                 self._want(tail.shard)
-            if now - tail.seen >= self._store.terms.look * 0.9 or (tail.waiters and not tail.fresh):
+            if now - tail.seen >= self._store.terms.look * 0.4 or (tail.waiters and not tail.fresh):
                 due[tail.shard].append(tail)
         self._leave(now)
         await asyncio.gather(*(self._look_at(shard, tails) for shard, tails in due.items()))
@@ -256,7 +268,7 @@ class Watch:
         known = [f"{tail.highest} {tail.epoch} {tail.status}" for tail in tails]
         try:
             gone, changed = await self._store.run(
-                shard, LOOK.call([*leases, *(tail.keys[0] for tail in tails)], len(leases), *known)
+                shard, LOOK.call([*leases, *(tail.keys.stream for tail in tails)], len(leases), *known)
             )
         except MidstreamError:
             return  # the outage is counted elsewhere, and the next look is near

@@ -38,7 +38,7 @@ from midstream.wire import OPEN, RETAIN_CAP, SLICE_BYTES, SLICE_FRAMES, TOUCH_EV
 
 
 def entries(first: int, frames: Sequence[Frame]) -> Iterator[int | bytes]:
-    """A batch as a script takes it: for each entry of the log the seq of its last record, of its first, and them all."""
+    """A batch as a script takes it: per entry of the log the seq of its last record, of its first, and them all."""
     at = 0
     while at < len(frames):
         end, size = at, 0
@@ -174,7 +174,7 @@ class Writing:
         return await self._store.append(tail.shard, packed)
 
     def _packed(self, tail: Tail, epoch: int, first: int, last: int, weight: int, data: bytes) -> bytes:
-        """The append of one entry, packed by hand: its first half is the same each time, and packing costs by the part."""
+        """The append of one entry, packed by hand: packing costs by the part, and most of them are always the same."""
         if tail.packed_by != self._lease.process:
             parts = (b"EVALSHA", APPEND.sha, b"3", *tail.keys[:3], *self._head(tail))
             # The head of an array of that many parts and the six that follow (RESP2).

@@ -26,8 +26,8 @@ from typing import TypeVar
 
 from midstream import rules
 from midstream.codec import native
-from midstream.errors import JournalError, ProducerFailed, StoreLost, StoreUnavailable, StreamEnded, UnknownStream
-from midstream.journal.base import Created, Listener, Orphan, RoundTrips, Snapshot, Traits
+from midstream.errors import JournalError, StoreLost, StoreUnavailable, StreamEnded, UnknownStream
+from midstream.journal.base import WRITER_LOST, Created, Listener, Orphan, RoundTrips, Snapshot, Traits
 from midstream.journal.local import Local
 from midstream.journal.sqlite_commit import Commits, Stored
 from midstream.journal.sqlite_file import Batch, File, Reading
@@ -110,7 +110,7 @@ class SqliteJournal(Local[Stored]):
             if self._listened:
                 self._orphaned[found.meta.stream_id] = log
             else:
-                tail.append(native.failed(filed + len(tail) + 1, _WRITER_LOST))
+                tail.append(native.failed(filed + len(tail) + 1, WRITER_LOST))
                 counters.ended_at = counters.last_access = now
         if tail:
             kept = tail[max(counters.oldest - filed - 1, 0) :]
@@ -156,6 +156,9 @@ class SqliteJournal(Local[Stored]):
             raise StoreLost(f"the journal is damaged: {error}") from error
         finally:
             self._commits.trips.add(loop.time() - began)
+
+    def available(self) -> bool:
+        return self._commits.writable()
 
     def round_trips(self) -> RoundTrips:
         return self._commits.trips
@@ -314,12 +317,7 @@ class SqliteJournal(Local[Stored]):
         self._commits.forget(log)
 
     async def sweep(self) -> list[str]:
-        gone = self._forget_stale()
+        gone = await self._forget_stale()
         await self._commits.settle()
         await self._run(self._writer, self._file.shrink)
         return gone
-
-
-_WRITER_LOST = ProducerFailed(
-    "writer_lost", "the gateway that wrote this stream stopped before its end", retryable=True
-)

@@ -37,6 +37,8 @@ LOG_BYTES = 512 * 1024
 LOOSE_BYTES = 64 * 1024
 # Streams that one commit deletes: each takes some 0.1 ms for its 4,000 records, and appends are waiting.
 FORGET_AT_ONCE = 64
+# After a failed commit the file counts as not writable for so long, in seconds; then somebody may try.
+DOUBT = 5.0
 
 
 class Stored(Log):
@@ -136,6 +138,7 @@ class Commits:
         self._armed = False
         self._not_before = 0.0
         self._failing = False
+        self._failed_at = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: ThreadPoolExecutor
         self.trips = RoundTrips()
@@ -169,6 +172,10 @@ class Commits:
     def note(self, log: Stored) -> None:
         """The stream's counters have changed: write them with the next commit."""
         self._dirty[log] = None
+
+    def writable(self) -> bool:
+        """Whether the next commit can be expected to reach the file."""
+        return not self._failing or asyncio.get_running_loop().time() - self._failed_at > DOUBT
 
     def forget(self, log: Stored) -> None:
         log.forgotten = True
@@ -273,6 +280,7 @@ class Commits:
         self.trips.add(loop.time() - flight.began)
         error = written.exception()
         if error is not None:
+            self._failed_at = loop.time()
             self._refuse(flight, error)
         else:
             self._failing = False

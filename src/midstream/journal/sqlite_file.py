@@ -59,10 +59,12 @@ def _lock(path: str) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = int(os.read(descriptor, 20) or 0)
+        told = os.read(descriptor, 20)
         os.close(descriptor)
+        pid = int(told) if told.isdigit() else 0
+        holder = f"process {pid}" if pid else "another process"  # one that has just begun, or is no Midstream
         raise JournalInUse(
-            f"{path} is in use by process {pid}; stop that one or give this one another journal", path=path, pid=pid
+            f"{path} is in use by {holder}; stop that one or give this one another journal", path=path, pid=pid
         ) from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, b"%d" % os.getpid())

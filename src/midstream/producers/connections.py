@@ -32,6 +32,7 @@ class Connections:
 
     @property
     def session(self) -> aiohttp.ClientSession:
+        """No cookies, no time-out of its own, nothing decompressed: all that is for who reads."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,11 +26,14 @@ from midstream.server.proceed import proceed
 from midstream.server.settings import Settings, upstream_keys
 from midstream.streams import Streams
 from midstream.transports.asking import Sources
-from midstream.transports.http import header, json_response, query
+from midstream.transports.connect import ConnectApi
+from midstream.transports.grpc import GrpcServer
+from midstream.transports.http import NO_STORE, header, json_response, query
+from midstream.transports.inference import Inference
 from midstream.transports.native import NativeApi
 from midstream.transports.openapi import describe
 from midstream.transports.websocket import WebSocketApi
-from midstream.wire import SESSION_COOKIE, SESSION_TERM
+from midstream.wire import GRPC_SERVICE, SESSION_COOKIE, SESSION_TERM
 from midstream.writer import Producer
 
 _log = logging.getLogger("midstream")
@@ -77,6 +81,7 @@ class Gateway:
             self.journal, clock, settings.limits, observer.ended, self._proceed, on_resume=observer.resumed
         )
         self.observer.watch(self.streams)
+        self.inference = Inference(self.streams, self.sources)
         self.ready = False
         self.app: ASGIApp = self._guarded()
 
@@ -101,6 +106,20 @@ class Gateway:
         self.ready = False
         await self.streams.close()
         await self.upstreams.close()
+
+    def grpc_server(self, options: Sequence[tuple[str, Any]] = ()) -> GrpcServer:
+        """The gateway over gRPC; `options` are grpcio's own.  To be bound and started beside what serves HTTP."""
+        return GrpcServer(
+            self.inference,
+            lambda authorization, apikey: self.keys.identify(authorization, apikey),
+            max_body=self.settings.max_body,
+            ready=self._can_open,
+            refused=self.observer.refused,
+            options=options,
+        )
+
+    def _can_open(self) -> bool:
+        return self.ready and self.journal.available()
 
     def reload_keys(self) -> None:
         """Read the keys file again.  A file that is not good changes nothing: the keys before stay in force."""
@@ -129,6 +148,7 @@ class Gateway:
             [
                 *native.routes(),
                 socket.route(),
+                Mount(f"/{GRPC_SERVICE}", ConnectApi(self.inference, self.settings.max_body, self.observer.refused)),
                 Route("/v1/session", self._session, methods=["POST"]),
                 Route("/healthz", self._healthz, methods=["GET"]),
                 Route("/readyz", self._readyz, methods=["GET"]),
@@ -152,7 +172,7 @@ class Gateway:
         query(request.scope, ())
         authorization, apikey = header(request.scope, b"authorization"), header(request.scope, b"apikey")
         value = self.keys.session(authorization, apikey, self.clock())
-        response = Response(status_code=204, headers={"cache-control": "no-store"})
+        response = Response(status_code=204, headers=NO_STORE)
         if value is not None:
             forwarded = header(request.scope, b"x-forwarded-proto")
             secure = request.scope["scheme"] == "https" or forwarded == "https"
@@ -171,7 +191,7 @@ class Gateway:
         return json_response({"status": "alive"})
 
     async def _readyz(self, request: Request) -> Response:
-        if self.ready and self.journal.available():
+        if self._can_open():
             return json_response({"status": "ready", "journal": self.journal.traits.name})
         return json_response({"status": "not ready"}, 503, {"retry-after": "1"})
 

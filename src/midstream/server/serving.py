@@ -9,6 +9,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -17,10 +18,13 @@ from starlette.types import ASGIApp
 from midstream.server.app import Gateway
 from midstream.server.connection import HttpConnection
 from midstream.server.websocket import SocketConnection
+from midstream.transports.grpc import GrpcServer, tls
 from midstream.wire import SEND_STALL
 
 _log = logging.getLogger("midstream")
 
+# Seconds that calls have to end in order once there is nothing more to wait for.
+_LAST_WORDS = 1.0
 # Streams make many small long-lived objects: the default of 700 runs the collector for nothing.
 _GC_THRESHOLD = 50_000
 
@@ -28,10 +32,17 @@ _GC_THRESHOLD = 50_000
 class Server(uvicorn.Server):
     """uvicorn's server, that drains the gateway while it waits for connections to end.
 
-    `app` is what it serves: the gateway, unless something stands around it.
+    `app` is what it serves: the gateway, unless something stands around it.  `calls` is the gateway over gRPC, running,
+    and drained with it.
     """
 
-    def __init__(self, gateway: Gateway, on_started: Callable[[str], None], app: ASGIApp | None = None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        on_started: Callable[[str], None],
+        app: ASGIApp | None = None,
+        calls: GrpcServer | None = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app or gateway,
@@ -53,6 +64,7 @@ class Server(uvicorn.Server):
         )
         self._gateway = gateway
         self._on_started = on_started
+        self._calls = calls
         self._draining: asyncio.Future[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -63,11 +75,18 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """First signal: stop accepting, and let readers stay until their streams end or `--drain` has passed."""
-        self._draining = asyncio.ensure_future(self._gateway.drain())
+        self._draining = asyncio.ensure_future(self._drain())
         await super().shutdown(sockets)
         if self.force_exit:
             self._draining.cancel()
         await asyncio.wait([self._draining])
+
+    async def _drain(self) -> None:
+        if self._calls is not None:
+            await self._calls.drain()
+        await self._gateway.drain()
+        if self._calls is not None:
+            await self._calls.stop(_LAST_WORDS)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """A second signal, of whichever kind, is at once, also when no reader but only the drain is waited for."""
@@ -92,16 +111,38 @@ class Server(uvicorn.Server):
 
 
 async def serve(gateway: Gateway, on_started: Callable[[str], None]) -> None:
-    """Run until a signal.  `on_started` is given the address.  Raises what `Gateway.start` does, OSError (the port)."""
-    with bound(gateway.settings.host, gateway.settings.port) as listener:
+    """Run until a signal.  `on_started` is given the address.
+
+    Raises what `Gateway.start` does, OSError (a port, a file of TLS), ValueError (TLS with one half missing).
+    """
+    settings = gateway.settings
+    with bound(settings.host, settings.port) as listener:
+        calls = bound_calls(gateway) if settings.grpc_port else None
         await gateway.start()
+        if calls is not None:
+            await calls.start()
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD, 20, 20)
         try:
-            await Server(gateway, on_started).serve([listener])
+            await Server(gateway, on_started, calls=calls).serve([listener])
         finally:
             await gateway.stop()
+            if calls is not None:
+                await calls.stop(_LAST_WORDS)
+
+
+def bound_calls(gateway: Gateway) -> GrpcServer:
+    """The gateway over gRPC, on the port of its settings, not yet started.  Raises OSError, ValueError."""
+    settings = gateway.settings
+    credentials = None
+    if settings.grpc_tls_cert is not None and settings.grpc_tls_key is not None:
+        credentials = tls(Path(settings.grpc_tls_cert).read_bytes(), Path(settings.grpc_tls_key).read_bytes())
+    elif settings.grpc_tls_cert is not None or settings.grpc_tls_key is not None:
+        raise ValueError("--grpc-tls-cert and --grpc-tls-key need each other")
+    calls = gateway.grpc_server()
+    calls.bind(settings.host, settings.grpc_port, credentials)
+    return calls
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from ipaddress import ip_address
 from typing import Any
 
 from midstream.producers.intake import UpstreamLimits
@@ -31,7 +32,10 @@ def size(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A positive number of seconds.  Raises ValueError."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("not a number of seconds") from None
     if not 0 < value < 1e9:
         raise ValueError("must be above 0 seconds")
     return value
@@ -39,7 +43,7 @@ def seconds(text: str) -> float:
 
 def count(text: str) -> int:
     """A positive integer.  Raises ValueError."""
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise ValueError("must be at least 1")
     return value
@@ -47,10 +51,17 @@ def count(text: str) -> int:
 
 def tcp_port(text: str) -> int:
     """A TCP port; 0: any free one, or off.  Raises ValueError."""
-    value = int(text)
+    value = _whole(text)
     if not 0 <= value <= 65535:
         raise ValueError("must be from 0 to 65535")
     return value
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("not a whole number") from None
 
 
 def origin(text: str) -> str:
@@ -58,6 +69,17 @@ def origin(text: str) -> str:
     if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+", text):
         raise ValueError("not an origin; write https://app.example")
     return text.lower()
+
+
+def host_name(text: str) -> str:
+    """A name or an address as it stands in a `Host` header, without a port.  Raises ValueError."""
+    name = text.lower()
+    if not re.fullmatch(r"[a-z0-9._-]+", name):
+        try:
+            ip_address(name)
+        except ValueError:
+            raise ValueError("not a host; write gateway.example, without a scheme or a port") from None
+    return name
 
 
 def _setting(default: Any, parse: Callable[[str], Any], metavar: str, help: str, **more: Any) -> Any:
@@ -73,7 +95,11 @@ class Settings:
 
     host: str = _setting("127.0.0.1", str, "ADDRESS", "address to listen on")
     port: int = _setting(8400, tcp_port, "PORT", "port for HTTP; 0 takes a free one")
-    grpc_port: int = _setting(8401, tcp_port, "PORT", "port for gRPC (a later version serves it); 0 is off")
+    grpc_port: int = _setting(8401, tcp_port, "PORT", "port for gRPC; 0 is off")
+    grpc_tls_cert: str | None = _setting(
+        None, str, "FILE", "certificate chain (PEM) of the gRPC port, which without one speaks cleartext HTTP/2"
+    )
+    grpc_tls_key: str | None = _setting(None, str, "FILE", "private key (PEM) of that certificate")
     upstream: tuple[str, ...] = _setting(
         (),
         str,
@@ -121,7 +147,7 @@ class Settings:
     )
     allowed_host: tuple[str, ...] = _setting(
         (),
-        str.lower,
+        host_name,
         "HOST",
         "without keys: a Host this gateway answers for, besides localhost; may be given several times",
     )
@@ -200,7 +226,8 @@ def _parsed(setting: Field[Any], name: str, given: str | bool | Sequence[str]) -
             return tuple(parse(text) for text in given)  # type: ignore[union-attr]  # appended flags are lists
         return parse(given)
     except ValueError as error:
-        raise ValueError(f"{name} {given!r}: {error}") from None
+        told = given if isinstance(given, (str, bool)) else " ".join(given)
+        raise ValueError(f"{name} {told!r}: {error}") from None
 
 
 def _boolean(text: str) -> bool:

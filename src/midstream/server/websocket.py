@@ -13,7 +13,8 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 
 from midstream.errors import BadRequest, MidstreamError, TooLarge
-from midstream.transports.websocket import LINE, error_message
+from midstream.transports.messages import error_message
+from midstream.transports.websocket import LINE
 from midstream.wire import WS_CLOSE
 
 _log = logging.getLogger("midstream")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -162,6 +163,17 @@ class LivingLaws:
             writer = await heavy(journal, clock)
             await journal.trim(writer.stream_id, writer.next_seq - 1, None)
         await refused_for_space(journal, clock)
+
+    async def test_round_trips_are_counted_where_there_is_a_store(self, journal: Journal, clock: Clock) -> None:
+        """Some for what is kept, with the time they took; none where records are in this process alone."""
+        before = replace(journal.round_trips())
+        await written(journal, meta(clock), 3)
+        after = journal.round_trips()
+        if journal.traits.durable or journal.traits.shared:
+            assert after.count > before.count
+            assert after.seconds > before.seconds
+        else:
+            assert (after.count, after.seconds) == (0, 0.0)
 
     async def test_survives_reopen(self, journal: Journal, reopen: Reopen, clock: Clock) -> None:
         """A durable journal comes back with every finished stream as it was; one that is not durable has nothing."""

@@ -17,7 +17,7 @@ from midstream.testing.transport_dial import (
     refused,
     seqs,
 )
-from midstream.wire import SEND_STALL
+from midstream.wire import SEND_STALL, SLICE_BYTES
 
 PIECE = 128 * 1024
 STREAM_BYTES = 2 * 1024 * 1024
@@ -162,9 +162,10 @@ class LivingLaws:
 
 
 async def overtaken(stage: Stage, stream_id: str) -> bool:
-    """Whether the slowest reader has lost something."""
+    """Whether the slowest reader has lost something, also if it has a page in hand that waits for its socket."""
     lowest = stage.gateway.streams.lowest(stream_id)
-    return lowest is not None and lowest + 1 < (await stage.state(stream_id)).oldest_retained_seq
+    in_hand = SLICE_BYTES // PIECE
+    return lowest is not None and lowest + in_hand + 1 < (await stage.state(stream_id)).oldest_retained_seq
 
 
 async def fill_sockets(stage: Stage, begun: Begun) -> None:

@@ -41,6 +41,7 @@ async def dialled(gateway: RunningGateway, key: str | None = None, **more: Any) 
         ping_interval=None,
         max_size=None,
         max_queue=1,
+        close_timeout=0.2,  # what it has not been asked to read may hide the end from it
         **more,
     )
 

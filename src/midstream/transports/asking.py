@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import orjson
 
+from midstream.codec.openai import Route
 from midstream.errors import BadRequest, IdempotencyMismatch, UnknownModel
 from midstream.streams import Opened, Streams
 from midstream.wire import MAX_IDEMPOTENCY_CHARS, MAX_SEQ
@@ -21,9 +22,7 @@ _ROUTE = "/v1/stream"
 class Source(Protocol):
     """Where a model's answers come from."""
 
-    def generate(
-        self, body: Mapping[str, Any], route: Literal["chat", "completions"], headers: Mapping[str, str] | None = None
-    ) -> Producer:
+    def generate(self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None) -> Producer:
         """A generation for this request, not yet begun."""
 
 

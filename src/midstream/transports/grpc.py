@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.rpc.status_pb2 import Status
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_status import rpc_status
 
 from midstream.codec.inference import message
@@ -29,20 +29,22 @@ from midstream.wire import GRPC_SERVICE, H_STREAM_ID
 
 _log = logging.getLogger("midstream")
 
-# Milliseconds.  A stream may be silent for minutes: a client may ask every 10 s whether we are there, the shortest time
-# that gRPC's own clients allow; who asks twice as often three times in a row is sent away (`too_many_pings`).
-_PINGS = (
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
-    ("grpc.http2.max_ping_strikes", 2),
-    ("grpc.keepalive_permit_without_calls", 1),
+# Times are milliseconds.  A stream may be silent for minutes: a client may ask every 10 s whether we are there, the
+# shortest time that gRPC's own clients allow; who asks more than twice as often is sent away (`too_many_pings`).
+_OPTIONS: dict[str, Any] = {
+    "grpc.http2.min_ping_interval_without_data_ms": 5_000,
+    "grpc.http2.max_ping_strikes": 2,
+    "grpc.keepalive_permit_without_calls": 1,
     # And we ask, or a reader that vanished would be kept for as long as its stream is silent.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.max_pings_without_data", 0),
+    "grpc.keepalive_time_ms": 30_000,
+    "grpc.keepalive_timeout_ms": 20_000,
+    "grpc.http2.max_pings_without_data": 0,
     # Two gateways on one port would each get some of the calls, and neither would say so.
-    ("grpc.so_reuseport", 0),
-)
-
+    "grpc.so_reuseport": 0,
+}
+_REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
+# Seconds.  What bounds a drain is the gateway's, which ends streams and with them their calls.
+_AS_LONG_AS_IT_TAKES = 365 * 86_400.0
 
 
 class Context(Protocol):
@@ -54,6 +56,11 @@ class Context(Protocol):
     async def abort_with_status(self, status: grpc.Status) -> NoReturn: ...
 
 
+def tls(certificate: bytes, key: bytes) -> grpc.ServerCredentials:
+    """Credentials from PEM: the certificate chain and its private key."""
+    return grpc.ssl_server_credentials([(key, certificate)])
+
+
 class Identify(Protocol):
     """Whose keys these are."""
 
@@ -62,7 +69,7 @@ class Identify(Protocol):
 
 
 class GrpcServer:
-    """The service, health and reflection on one port.  `bind`, `start`, then `drain` or at once `stop`.
+    """The service, health and reflection on one port: `bind`, `start`, maybe `drain`, `stop`.
 
     `ready` is what health answers, `refused` counts refusals by code, `options` are further ones of grpcio's.
     """
@@ -80,12 +87,14 @@ class GrpcServer:
         self._inference = inference
         self._identify = identify
         self._refused = refused
-        limits = (("grpc.max_receive_message_length", max_body),)
-        self._server = aio.server(options=(*_PINGS, *limits, *options))
+        self._stopping: asyncio.Future[None] | None = None
+        # Of an option that stands twice grpcio takes the first.
+        chosen = {**_OPTIONS, "grpc.max_receive_message_length": max_body, **dict(options)}
+        self._server = aio.server(options=tuple(chosen.items()))
         self._server.add_registered_method_handlers(GRPC_SERVICE, self._methods())
         self._health = _Health(ready)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((GRPC_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        _add_reflection(self._server)
 
     def bind(self, host: str, port: int, credentials: grpc.ServerCredentials | None = None) -> int:
         """Take the port (0: a free one) and return it; nobody is served yet.  Raises OSError."""
@@ -101,10 +110,18 @@ class GrpcServer:
         await self._health.refresh()
         await self._server.start()
 
-    async def stop(self, grace: float | None = None) -> None:
-        """Accept nothing more, let calls end for `grace` seconds (None: not at all), then break them off."""
+    async def drain(self) -> None:
+        """Accept nothing more: open calls go on, new ones are UNAVAILABLE, health says NOT_SERVING."""
         await self._health.enter_graceful_shutdown()
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._server.stop(_AS_LONG_AS_IT_TAKES))
+            await asyncio.sleep(0)
+
+    async def stop(self, grace: float | None = None) -> None:
+        """The same, but calls have `grace` seconds to end (None: not any), and are then broken off."""
         await self._server.stop(grace)
+        if self._stopping is not None:
+            await self._stopping
 
     def _methods(self) -> dict[str, grpc.RpcMethodHandler]:
         return {
@@ -236,6 +253,18 @@ def _parsed(kind: type[_Message], data: bytes) -> Any:
         return kind.FromString(data)  # type: ignore[attr-defined]  # protobuf's classes are made at run time
     except DecodeError:
         raise BadRequest(f"the request is no {kind.__name__} in protobuf's binary form") from None
+
+
+def _add_reflection(server: Any) -> None:
+    """Under both of its names, whose messages are the same: grpcio has the older, newer tools ask for the other."""
+    reflecting = reflection.aio.ReflectionServicer((GRPC_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME))
+    handler = grpc.stream_stream_rpc_method_handler(
+        reflecting.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    for service in (reflection.SERVICE_NAME, _REFLECTION_V1):
+        server.add_registered_method_handlers(service, {"ServerReflectionInfo": handler})
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]  # grpcio-health-checking has no types

@@ -99,6 +99,7 @@ async def read_json(scope: Scope, receive: Receive, max_body: int) -> dict[str, 
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer that nothing between us and the caller may keep."""
     return Response(orjson.dumps(content), status, headers=NO_STORE | (headers or {}), media_type="application/json")
 
 
@@ -111,6 +112,7 @@ def error_response(error: MidstreamError) -> Response:
 
 
 def error_body(error: MidstreamError) -> dict[str, Any]:
+    """Code and facts; some bodies are exact, the others have a text for people (PROTOCOL.md, "Errors")."""
     body: dict[str, Any] = {"error": error.code, **error.facts}
     if error.code in POSITION_ERRORS:
         body["action"] = error.action

@@ -20,7 +20,7 @@ from midstream.records import Choice, StreamState
 from midstream.streams import Answer, Streams
 from midstream.transports.asking import Sources, acked, asked, open_stream
 from midstream.transports.http import caller, header, json_response, query, read_json
-from midstream.transports.sse import interrupt_when_gone, only, serve_stream
+from midstream.transports.sse import interrupt_when_gone, location, serve_stream
 from midstream.wire import FROM_START, H_IDEMPOTENCY, H_LAST_EVENT_ID, H_STREAM_ID, Q_CURSOR, Q_FROM
 
 _log = logging.getLogger("midstream")
@@ -76,7 +76,7 @@ class NativeApi:
         if not answer.state.ended:
             raise ShuttingDown("this process ended before the answer did; resume its stream", stream_id=stream_id)
         body = answer_json(answer)
-        headers = {H_STREAM_ID: stream_id, "location": f"/v1/stream/{stream_id}"}
+        headers = {H_STREAM_ID: stream_id, "location": location(stream_id)}
         if answer.state.status == "done":
             return json_response(body, headers=headers)
         error = answer.fold.error or {
@@ -168,17 +168,24 @@ def position(scope: Scope, stream_id: str) -> Cursor:
     except BadRequest as error:
         raise BadCursor(error.detail) from None
     if Q_CURSOR in fields:
-        used = cursor.decode(only(fields[Q_CURSOR], Q_CURSOR))
+        used = cursor.decode(_only(fields[Q_CURSOR], Q_CURSOR))
         if last_event_id is not None:
             _compare(used, last_event_id, stream_id)
         return used
-    begin = only(fields[Q_FROM], Q_FROM) if Q_FROM in fields else None
+    begin = _only(fields[Q_FROM], Q_FROM) if Q_FROM in fields else None
     if last_event_id is not None:
         # The browser's own header wins over where the page began; that it has moved on since is no mismatch.
         return cursor.decode_last_event_id(last_event_id, stream_id)
     if begin is None:
         raise BadCursor("no position: pass ?cursor=, Last-Event-ID, or ?from=start")
     return Cursor(stream_id, 0) if begin == FROM_START else cursor.decode(begin)
+
+
+def _only(values: list[str], name: str) -> str:
+    """The one value of a query field that names a position."""
+    if len(values) > 1:
+        raise BadCursor(f"{name} stands {len(values)} times")
+    return values[0]
 
 
 def _compare(used: Cursor, last_event_id: str, stream_id: str) -> None:

@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from midstream.codec.sse import ping, retry
 from midstream.cursor import Cursor
-from midstream.errors import BadCursor, CursorExpired, StoreUnavailable
+from midstream.errors import CursorExpired, StoreUnavailable
 from midstream.follow import Follow, Sink
 from midstream.records import Page
 from midstream.streams import Streams
@@ -29,6 +29,9 @@ _log = logging.getLogger("midstream")
 # Milliseconds; jittered so that the readers of a gateway that restarts do not all come back at once.
 _RETRY = (1000, 3000)
 _PING = ping()
+
+# No proxy or browser may keep a stream, nor compress it (RFC 9111, section 5.2.2.6).
+_NO_STORE = (b"cache-control", b"no-store, no-transform")
 
 # Where a server that can do more than ASGI leaves a Pipe: in the scope's extensions.
 PIPE = "midstream.pipe"
@@ -56,6 +59,11 @@ class Pipe(Sink, Protocol):
         """Drop the connection with what is unsent; closing politely waits for a peer that has stopped reading."""
 
 
+def location(stream_id: str) -> str:
+    """Where a stream is resumed."""
+    return f"/v1/stream/{stream_id}"
+
+
 def stream_headers(stream_id: str, heartbeat: float) -> list[tuple[bytes, bytes]]:
     """The headers of every stream, on create, resume and replay alike.
 
@@ -63,11 +71,11 @@ def stream_headers(stream_id: str, heartbeat: float) -> list[tuple[bytes, bytes]
     """
     return [
         (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-store, no-transform"),
+        _NO_STORE,
         (b"x-accel-buffering", b"no"),
         (H_STREAM_ID.lower().encode(), stream_id.encode()),
         (H_HEARTBEAT.lower().encode(), b"%g" % heartbeat),
-        (b"location", f"/v1/stream/{stream_id}".encode()),
+        (b"location", location(stream_id).encode()),
     ]
 
 
@@ -161,16 +169,6 @@ async def serve_stream(
 
 async def no_content(send: Send, stream_id: str) -> None:
     """204: everything has been read.  It also tells a browser's EventSource to stop reconnecting."""
-    headers = [
-        (b"cache-control", b"no-store, no-transform"),
-        (H_STREAM_ID.lower().encode(), stream_id.encode()),
-    ]
+    headers = [_NO_STORE, (H_STREAM_ID.lower().encode(), stream_id.encode())]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def only(values: list[str], name: str) -> str:
-    """The one value of a query field that names a position."""
-    if len(values) > 1:
-        raise BadCursor(f"{name} stands {len(values)} times")
-    return values[0]

@@ -11,34 +11,29 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import orjson
 from starlette.routing import WebSocketRoute
 from starlette.types import Message, Receive, Scope, Send
 
-from midstream import cursor
 from midstream.cursor import Cursor
 from midstream.errors import (
-    BadCursor,
     BadRequest,
-    Busy,
     MidstreamError,
-    ProducerFailed,
     RequestError,
     ShuttingDown,
-    TooLarge,
     TooManyStreams,
     Unauthorized,
-    UnsupportedMediaType,
 )
 from midstream.follow import Follow
-from midstream.records import Frame, Page, StreamState
+from midstream.records import Page, StreamState
 from midstream.streams import Streams
 from midstream.transports.asking import Sources, acked, asked, open_stream
-from midstream.transports.http import DIRECT, Caller, error_body
+from midstream.transports.http import DIRECT, Caller, query
+from midstream.transports.messages import Envelope, Where, error_message, fields_of, ref_of, stream_id_of, where_of
 from midstream.transports.native import state_json
-from midstream.wire import AUTH_WITHIN, MAX_REF_CHARS, SEND_STALL, WS_ASKS, WS_CLOSE, WS_PATH, WS_STREAMS
+from midstream.wire import AUTH_WITHIN, SEND_STALL, WS_ASKS, WS_CLOSE, WS_PATH, WS_STREAMS
 
 _log = logging.getLogger("midstream")
 
@@ -47,8 +42,6 @@ LINE = "midstream.line"
 # Where the guard leaves what tells whose the handshake was, and raises Unauthorized.
 WHOSE = "midstream.whose"
 
-# A page of more records than this goes as one JSON array: its reader is behind, and better served by few messages.
-_APART = 16
 # Fields of `generate` that are not of the request itself.
 _OURS = frozenset({"type", "ref", "idempotency_key"})
 
@@ -70,13 +63,6 @@ class Line(Protocol):
 
     def abort(self) -> None:
         """Drop the connection with what is unsent."""
-
-
-class Where(NamedTuple):
-    """What is to be followed: a stream, and a position that may have been given out for another one."""
-
-    stream_id: str
-    at: Cursor
 
 
 Opening = Callable[[], Awaitable[Where]]
@@ -120,7 +106,7 @@ class _Socket:
         self.line = line if line is not None and line.carries(scope.get(DIRECT, send)) else None
         self._api = api
         self._whose: Callable[[], Caller] = scope[WHOSE]
-        self._receive, self._send = receive, send
+        self._scope, self._receive, self._send = scope, receive, send
         self._followed: dict[str | None, _Followed] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._task = asyncio.current_task()
@@ -129,7 +115,11 @@ class _Socket:
     # --- life -------------------------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
-        """Until the peer has gone or the gateway closes.  The generations of its streams do not notice (I6)."""
+        """Until the peer has gone or the gateway closes.  The generations of its streams do not notice (I6).
+
+        Raises BadRequest before anything is said: the path takes no query, and never a key.
+        """
+        query(self._scope, ())
         await self._receive()  # `websocket.connect`
         await self._send({"type": "websocket.accept"})
         if self.line is not None:
@@ -196,8 +186,8 @@ class _Socket:
         ref: str | None = None
         try:
             try:
-                fields = _fields(message, self._api.max_body)
-                ref = _ref(fields)
+                fields = fields_of(message, self._api.max_body)
+                ref = ref_of(fields)
                 if fields.get("type") == "auth":
                     self._auth(fields, first)
                     return
@@ -223,15 +213,15 @@ class _Socket:
             case "generate":
                 self._follow(owner, ref, self._generation(owner, fields))
             case "resume":
-                self._follow(owner, ref, _position(fields))
+                self._follow(owner, ref, _known(where_of(fields)))
             case "leave":
                 if (followed := self._followed.get(ref)) is None:
                     raise BadRequest("nothing is followed under this 'ref'")
                 followed.leave()
             case "ack":
-                await self.tell_state(ref, await self.streams.ack(_stream_id(fields), owner, acked(fields)))
+                await self.tell_state(ref, await self.streams.ack(stream_id_of(fields), owner, acked(fields)))
             case "cancel":
-                await self.tell_state(ref, await self.streams.cancel(_stream_id(fields), owner))
+                await self.tell_state(ref, await self.streams.cancel(stream_id_of(fields), owner))
             case _:
                 raise BadRequest(f"'type' must be one of {', '.join(WS_ASKS)}")
 
@@ -304,7 +294,7 @@ class _Followed:
         self._ref = ref
         self._reader: Follow | None = None
         self._left = False
-        self._head = self._first_head = self._alive = b""
+        self._envelope = Envelope(ref)
 
     def leave(self) -> None:
         """The client has read enough of it."""
@@ -336,9 +326,9 @@ class _Followed:
         try:
             if self._left:
                 reader.interrupt()
-            self._set_heads(stream_id, streams.limits.heartbeat)
+            self._envelope.address(stream_id, streams.limits.heartbeat)
             if reader.caught_up:
-                await self._socket.send([self._alive])
+                await self._socket.send([self._envelope.alive])
             await self._carry(reader)
         finally:
             streams.leave(reader)
@@ -351,14 +341,14 @@ class _Followed:
             await reader.feed(self)
             return
         while (page := await reader.next()) is not None:
-            if not await self._socket.send(self._messages(page)):
+            if not await self._socket.send(self._envelope.messages(page)):
                 return
 
     # --- the sink ---------------------------------------------------------------------------------------------------
 
     def write(self, page: Page) -> bool:
         assert self._socket.line is not None
-        return self._socket.line.write(self._messages(page))
+        return self._socket.line.write(self._envelope.messages(page))
 
     async def drain(self) -> None:
         """Wait for room, each in his turn: else whoever was served first would be so again, and others never."""
@@ -366,80 +356,8 @@ class _Followed:
         async with self._socket.turn:
             await self._socket.line.drain()
 
-    # --- envelopes --------------------------------------------------------------------------------------------------
 
-    def _set_heads(self, stream_id: str, heartbeat: float) -> None:
-        where = b'"ref":%b,"stream_id":%b' % (orjson.dumps(self._ref), orjson.dumps(stream_id))
-        self._head = b'{"type":"record",%b,"event":"' % where
-        self._first_head = b'{"type":"record",%b,"heartbeat":%g,"event":"' % (where, heartbeat)
-        self._alive = b'{"type":"heartbeat",%b,"heartbeat":%g}' % (where, heartbeat)
-
-    def _messages(self, page: Page) -> list[bytes]:
-        frames = page.frames
-        if not frames:
-            return [self._alive]
-        head, self._first_head = self._first_head or self._head, b""
-        messages = [_enveloped(head, frames[0])]
-        if len(frames) > 1:
-            messages += [_enveloped(self._head, frame) for frame in frames[1:]]
-            if len(frames) > _APART:
-                return [b"[%b]" % b",".join(messages)]
-        return messages
-
-
-def _enveloped(head: bytes, frame: Frame) -> bytes:
-    """The record as a message, its data byte for byte as it was appended (JSON of ours holds no line feed)."""
-    _, event, data, _, _ = frame.split(b"\n")
-    return b'%b%b","data":%b}' % (head, event[7:], data[6:])
-
-
-def error_message(error: MidstreamError, ref: str | None) -> bytes:
-    """An error as a message: what its HTTP body would say, under the names of this transport."""
-    body = error_body(error)
-    code = error.failure if isinstance(error, ProducerFailed) else error.code
-    told: dict[str, Any] = {"type": "error", "ref": ref, "code": code, "detail": str(error)}
-    del body["error"]
-    if isinstance(error, Busy):
-        body["retry_after"] = error.retry_after
-    return orjson.dumps(told | body)
-
-
-def _fields(message: Message, max_body: int) -> dict[str, Any]:
-    text = message.get("text")
-    if text is None:
-        raise UnsupportedMediaType("a message is JSON text; this one was binary")
-    if len(text) > max_body:
-        raise TooLarge(f"the message is over {max_body} bytes; shorten it, or raise --max-body")
-    try:
-        fields = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the message is not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise BadRequest("the message must be a JSON object")
-    return fields
-
-
-def _ref(fields: dict[str, Any]) -> str | None:
-    ref = fields.get("ref")
-    if ref is None or (isinstance(ref, str) and 1 <= len(ref) <= MAX_REF_CHARS):
-        return ref
-    raise BadRequest(f"'ref' must be text of 1 to {MAX_REF_CHARS} characters")
-
-
-def _stream_id(fields: dict[str, Any]) -> str:
-    stream_id = fields.get("stream_id")
-    if not isinstance(stream_id, str):
-        raise BadRequest("'stream_id' must be text")
-    return stream_id
-
-
-def _position(fields: dict[str, Any]) -> Opening:
-    """Raises BadCursor, BadRequest."""
-    token = fields.get("cursor")
-    if not isinstance(token, str):
-        raise BadCursor("'cursor' must be a cursor, as text")
-    where = Where(at=cursor.decode(token), stream_id=_stream_id(fields))
-
+def _known(where: Where) -> Opening:
     async def opening() -> Where:
         return where
 

@@ -20,7 +20,7 @@
  * @property {number} [delayMs] with `waiting`; 0: it is being tried now
  * @property {boolean} [onPurpose] with `waiting`: the cut button, not a fault
  * @property {string} [code] with `waiting`, `failed` and `refused`
- * @property {string} [message] with `failed` and `refused`
+ * @property {string} [message] with `failed` and `refused`, and with `waiting` where the gateway gave a reason
  * @property {boolean} [retryable] with `failed`
  *
  * @typedef {object} SavedReader
@@ -214,7 +214,9 @@ export class Reader {
       const onPurpose = this.#cutting;
       if (onPurpose) this.#nextKind = "cut";
       this.#cutting = false;
-      this.#turn({ name: "waiting", delayMs, onPurpose, code: cause?.code });
+      // Where the gateway has answered it has said what is wrong, such as an upstream that is not there.
+      const message = cause?.status ? cause.message : undefined;
+      this.#turn({ name: "waiting", delayMs, onPurpose, code: cause?.code, message });
     } else {
       this.#turn({ name: "live" });
     }

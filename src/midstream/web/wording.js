@@ -22,6 +22,11 @@ function duration(ms) {
   return ms < 10 ? `${ms.toFixed(1)} ms` : ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
 }
 
+/** @param {string} text */
+function sentence(text) {
+  return `${text.charAt(0).toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
+}
+
 /** The short words of a state. @param {Reader} reader */
 export function stateText({ phase, connections, tokens }) {
   const last = connections.at(-1);
@@ -30,6 +35,7 @@ export function stateText({ phase, connections, tokens }) {
       return connections.length > 0 ? "Reconnecting" : "Connecting";
     case "waiting":
       if (phase.onPurpose) return "Cut, reconnecting";
+      if (phase.message) return "Gateway cannot answer";
       return phase.code === "unreachable" ? "Gateway unreachable" : "Connection lost";
     case "live":
       return last && connections.length > 1 ? `Resumed at ${(last.after + 1).toLocaleString("en")}` : "Live";
@@ -59,7 +65,8 @@ const REFUSALS = {
 export function noticeText({ phase, seq }) {
   if (phase.name === "failed") return `${phase.message ?? "The generation failed."}`;
   if (phase.name === "waiting" && !phase.onPurpose) {
-    return `Trying again ${phase.delayMs ? `in ${duration(phase.delayMs)}` : "now"}. This reader keeps its place.`;
+    const next = `Trying again ${phase.delayMs ? `in ${duration(phase.delayMs)}` : "now"}. This reader keeps its place.`;
+    return phase.message ? `${sentence(phase.message)} ${next}` : next;
   }
   if (phase.name !== "refused") return null;
   if (phase.code === "cursor_expired" || phase.code === "cursor_ahead") {

@@ -153,7 +153,7 @@ def test_each_end_has_its_code_and_its_words(cli: Run, end: bytes, code: int, wo
 @pytest.mark.parametrize(
     ("reply", "code", "words"),
     [
-        (refusal(401, b'{"error":"unauthorized"}'), exits.REFUSED, "does not accept this key"),
+        (refusal(401, b'{"error":"unauthorized"}'), exits.REFUSED, "asks for a key: set MIDSTREAM_KEY"),
         (refusal(404, b'{"error":"unknown_model","detail":"no upstream serves m"}'), exits.REFUSED, "serves m"),
         (refusal(404, b'{"error":"unknown_stream"}'), exits.REFUSED, "no such stream"),
         (
@@ -172,6 +172,26 @@ def test_each_refusal_has_its_code_and_its_words(
     got, out, err = cli(*ask(gateway, "--resume", Cursor(STREAM, 3).encode()))
     assert (got, out) == (code, "")
     assert words in err
+
+
+def test_a_key_that_is_refused_is_told_apart_from_none(cli: Run, gateway: OddGateway) -> None:
+    gateway.then(refusal(401, b'{"error":"unauthorized"}'))
+    code, out, err = cli(*ask(gateway, "hi", "--key", "wrong"))
+    assert (code, out, err) == (exits.REFUSED, "", "the gateway does not accept this key\n")
+
+
+def test_a_gateway_whose_upstream_is_away_is_not_taken_for_one_that_does_not_run(cli: Run, gateway: OddGateway) -> None:
+    body = b'{"error":"upstream_unreachable","detail":"nobody at 127.0.0.1:1"}'
+    gateway.then(refusal(502, body, retry_after="9999"))
+    code, out, err = cli(*ask(gateway, "hi"))
+    assert (code, out) == (exits.UNREACHABLE, "")
+    assert "upstream_unreachable: nobody at 127.0.0.1:1" in err
+    assert "is the gateway running?" not in err
+
+
+def test_a_cursor_file_that_is_not_there_is_named(cli: Run, tmp_path: Path) -> None:
+    code, _, err = cli("generate", "--resume", f"@{tmp_path / 'here'}")
+    assert (code, err) == (exits.USAGE, f"midstream generate: {tmp_path / 'here'}: No such file or directory\n")
 
 
 def test_nobody_there_is_told_soon_with_the_address(cli: Run) -> None:

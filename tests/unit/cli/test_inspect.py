@@ -69,6 +69,24 @@ def test_streams_are_an_aligned_table_the_newest_first(cli: Run, gateway: OddGat
     ]
 
 
+@pytest.mark.parametrize(
+    ("columns", "header"),
+    [
+        ("100", "STREAM                            STATUS  AGE  MODEL    HIGHEST  RETAINED  ACKED  READERS      BYTES"),
+        ("80", "STREAM                            STATUS  AGE  MODEL    HIGHEST  READERS"),
+        ("60", "STREAM                            STATUS  AGE  HIGHEST"),
+        ("20", "STREAM                            STATUS  HIGHEST"),
+    ],
+)
+def test_a_narrow_terminal_goes_without_some_columns(gateway: OddGateway, columns: str, header: str) -> None:
+    gateway.listed = [state("a" * 32)]
+    terminal = on_terminal("inspect", "--gateway", gateway.url, COLUMNS=columns, NO_COLOR="1")
+    assert terminal.end() == exits.OK
+    first, row = terminal.screen.decode().splitlines()
+    assert first == header
+    assert len(row) == len(header)
+
+
 def test_no_streams_are_told(cli: Run) -> None:
     assert cli() == (exits.OK, "no streams\n", "")
 

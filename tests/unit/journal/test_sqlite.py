@@ -329,6 +329,23 @@ async def test_a_failed_create_frees_its_names(opened: Open, path: Path, clock: 
     assert await journal.find("n") == told.stream_id
 
 
+async def test_a_full_disk_is_no_place_for_new_streams(opened: Open, path: Path, clock: ManualClock) -> None:
+    """It is said where others look whether to send any, until a commit goes through or it is time to try again."""
+    journal = await opened()
+    writer = await written(journal, meta(clock), 2)
+    assert journal.available()
+    for _ in range(2):
+        with full_disk(path), pytest.raises(StoreUnavailable):
+            await journal.claim(writer.stream_id)
+        assert not journal.available()
+        await writer.say("three")
+        assert journal.available()
+    with full_disk(path), pytest.raises(StoreUnavailable):
+        await journal.claim(writer.stream_id)
+    journal._commits._failed_at -= 10
+    assert journal.available()
+
+
 async def test_what_is_forgotten_stays_so_though_the_disk_is_full(opened: Open, path: Path, clock: ManualClock) -> None:
     """A delete that could not be written holds in memory, and reaches the file with the next commit."""
     journal = await opened()

@@ -1,0 +1,132 @@
+"""Several processes on one store, for tests: journals that each have a lease of their own, and what they were told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import uuid4
+
+from midstream.errors import MidstreamError
+from midstream.follow import Follow
+from midstream.journal.base import Journal
+from midstream.journal.redis import RedisJournal
+from midstream.journal.redis_url import Terms
+from midstream.records import Frame
+from midstream.rules import Bounds
+from midstream.testing.clock import ManualClock
+from midstream.testing.journal_writer import Writer, meta, tokens
+from midstream.testing.patience import until
+from tests.valkeys import QUICK, Valkey, redis_journal, shared
+
+
+class Told:
+    """A listener that remembers, and has readers where a test says so."""
+
+    def __init__(self) -> None:
+        self.orphans: list[str] = []
+        self.gone: list[str] = []
+        self.readers: dict[str, int] = {}
+
+    def orphaned(self, stream_id: str) -> None:
+        self.orphans.append(stream_id)
+
+    def superseded(self, stream_id: str) -> None:
+        self.gone.append(stream_id)
+
+    def lowest(self, stream_id: str) -> int | None:
+        return self.readers.get(stream_id)
+
+
+class Processes:
+    """Makes journals on one store."""
+
+    def __init__(self, server: Valkey, stack: AsyncExitStack, clock: ManualClock) -> None:
+        self.server = server
+        self.clock = clock
+        self.prefix = f"t{uuid4().hex}"
+        self._stack = stack
+
+    async def start(
+        self,
+        listener: Told | None = None,
+        terms: Terms = QUICK,
+        bounds: Bounds | None = None,
+        url: str | None = None,
+    ) -> RedisJournal:
+        """Another process, with a listener or alone."""
+        journal = redis_journal(url or self.server.url(self.prefix), self.prefix, self.clock, bounds, terms)
+        if listener is not None:
+            journal.listen(listener)
+        await journal.open()
+        self._stack.push_async_callback(journal.close)
+        return journal
+
+    def keys(self) -> list[bytes]:
+        return self.server.keys(f"{self.prefix}:*")
+
+
+@asynccontextmanager
+async def processes(server: Valkey | None = None) -> AsyncIterator[Processes]:
+    async with AsyncExitStack() as stack:
+        yield Processes(server or shared(), stack, ManualClock())
+
+
+async def crash(journal: RedisJournal) -> None:
+    """What is left of a process that was killed: its connections are gone, its lease and its streams are not."""
+    lease = journal._lease
+    lease.holds = False  # nothing is given up
+    await journal.close()
+
+
+class Reader:
+    """Follows a stream as a connection does, and keeps what it is given."""
+
+    def __init__(self, journal: Journal, stream_id: str, after: int = 0) -> None:
+        self.frames: list[Frame] = []
+        self.error: MidstreamError | None = None
+        self.follow = Follow(journal, stream_id, after)
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            await self.follow.feed(self)
+        except MidstreamError as error:
+            self.error = error
+
+    def write(self, page: object) -> bool:
+        self.frames += page.frames  # type: ignore[attr-defined]  # a Page
+        return True
+
+    async def drain(self) -> None:
+        pass
+
+    async def has(self, count: int) -> None:
+        await until(lambda: len(self.frames) >= count or self._task.done(), f"{count} records, of which {len(self.frames)}")
+        assert len(self.frames) == count, self.error
+
+    async def waits(self) -> None:
+        await until(lambda: self.follow.waiting, "the reader to wait")
+
+    async def over(self) -> None:
+        """Return when it was given the end, or told of an error."""
+        await until(self._task.done, "the reader's end")
+        await self._task
+
+    async def leave(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+async def refusal_of(verb: object) -> str:
+    """The code of the error that a verb raises."""
+    try:
+        await verb  # type: ignore[misc]  # a coroutine of any type
+    except MidstreamError as error:
+        return error.code
+    return "nothing"
+
+
+Predicate = Callable[[], object]
+
+__all__ = ["Processes", "Reader", "Told", "Writer", "crash", "meta", "processes", "refusal_of", "tokens", "until"]

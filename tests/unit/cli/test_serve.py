@@ -1,0 +1,80 @@
+"""What `midstream serve` says of a start that cannot be: which setting, what it takes, what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from midstream.cli import exits, main
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MIDSTREAM_")]:
+        monkeypatch.delenv(name)
+
+
+def serve(*words: str) -> int:
+    return main(["serve", "--upstream", "scripted:", "--journal", "memory:", "--grpc-port", "0", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--port", "abc"], "--port 'abc': not a whole number"),
+        (["--port", "65536"], "--port '65536': must be from 0 to 65535"),
+        (["--max-streams", "many"], "--max-streams 'many': not a whole number"),
+        (["--max-streams", "0"], "--max-streams '0': must be at least 1"),
+        (["--retain", "10m"], "--retain '10m': not a number of seconds"),
+        (["--retain", "-1"], "--retain '-1': must be above 0 seconds"),
+        (["--max-body", "big"], "--max-body 'big': not a size; write bytes, or 512KiB, 8MiB, 1GiB"),
+        (["--cors-origin", "*"], "--cors-origin '*': not an origin; write https://app.example"),
+        (
+            ["--allowed-host", "http://gateway.example"],
+            "--allowed-host 'http://gateway.example': not a host; write gateway.example, without a scheme or a port",
+        ),
+        (
+            ["--allowed-host", "10.0.0.5:8400"],
+            "--allowed-host '10.0.0.5:8400': not a host; write gateway.example, without a scheme or a port",
+        ),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named_with_what_it_takes(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(*words) == exits.USAGE
+    assert capsys.readouterr().err == f"midstream: {told}\n"
+
+
+def test_no_upstream_is_told_with_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == exits.USAGE
+    assert capsys.readouterr().err.startswith("midstream: no --upstream: name an endpoint such as http://")
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve("--port", str(port)) == exits.FAILED
+    assert capsys.readouterr().err == (
+        f"midstream: cannot start: 127.0.0.1:{port} is in use: stop what listens there, or take another --port "
+        "(0: any that is free)\n"
+    )
+
+
+def test_a_keys_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("--keys-file", str(tmp_path / "keys.txt")) == exits.FAILED
+    reason = os.strerror(errno.ENOENT)
+    assert capsys.readouterr().err == f"midstream: cannot start: {tmp_path / 'keys.txt'}: {reason}\n"
+
+
+def test_a_flag_that_is_not_understood_is_told_in_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--upstrem", "scripted:"])
+    assert capsys.readouterr().err.splitlines() == [
+        "usage: midstream serve --upstream URL [options]",
+        "midstream serve: error: not understood: '--upstrem' 'scripted:'",
+    ]
