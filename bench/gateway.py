@@ -158,12 +158,13 @@ def main() -> None:
     parser.add_argument("--journal", default="memory:")
     parser.add_argument("--upstream", action="append", default=[])
     parser.add_argument("--heartbeat", type=float, default=15.0)
+    parser.add_argument("--grpc-port", type=int, default=0)
     given = parser.parse_args()
     uvloop.run(
         _run(
             Settings(
                 port=0,
-                grpc_port=0,
+                grpc_port=given.grpc_port,
                 journal=given.journal,
                 upstream=tuple(given.upstream),
                 heartbeat=given.heartbeat,

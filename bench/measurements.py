@@ -33,7 +33,7 @@ class Plan(NamedTuple):
     window: float = 4.0
 
 
-def _pairs(
+def compared(
     plan: Plan,
     figures: dict[str, Figure],
     measure: Callable[[Server], Seen],
@@ -84,7 +84,7 @@ def _live(server: Server, plan: Plan, streams: int, rate: float, *, alone: bool 
     seen = load("live", server, paths, messages=said, conns=streams, first=2, warm=plan.warm, window=plan.window)
     window = range(int(seen.seen["from_us"]), int(seen.seen["to_us"]))
     lags = [lag for at, lag in server.fed()["lags"] if at in window]
-    return _costs(seen) | {"lag": max(lags) / 1000, "unread": unread}
+    return costs(seen) | {"lag": max(lags) / 1000, "unread": unread}
 
 
 def _unread(server: Server, plan: Plan, rate: float) -> float:
@@ -95,7 +95,7 @@ def _unread(server: Server, plan: Plan, rate: float) -> float:
     return (cpu_seconds(server.pid) - used) / (time.monotonic() - begin) / rate * 1e6
 
 
-def _costs(seen: Load) -> Seen:
+def costs(seen: Load) -> Seen:
     return {
         "cpu": seen.cpu_per_frame,
         "core": seen.core * 100,
@@ -111,7 +111,7 @@ def _costs(seen: Load) -> Seen:
 def live_relay(plan: Plan) -> list[Figure]:
     """200 streams at 60,000 chunks a second, one write per chunk."""
     title = "live relay, 200 streams, 60,000 chunks/s"
-    return _pairs(
+    return compared(
         plan,
         {
             "cpu": Figure(title, "CPU per chunk", "µs", budget=Budget(1.4, of="ratio")),
@@ -129,7 +129,7 @@ def live_relay(plan: Plan) -> list[Figure]:
 def saturation(plan: Plan) -> list[Figure]:
     """The same streams, offered more than one write per chunk could carry."""
     title = "past saturation, 400,000 chunks/s offered"
-    return _pairs(
+    return compared(
         plan,
         {
             "rate": Figure(title, "held", "chunks/s", budget=Budget(300_000, "at least")),
@@ -158,7 +158,7 @@ def replay(plan: Plan) -> list[Figure]:
         }
 
     title = "replay of 4,000 chunks, 8 readers"
-    return _pairs(
+    return compared(
         plan,
         {
             "rate": Figure(title, "replays", "1/s", budget=Budget(1500, "at least")),
@@ -180,7 +180,7 @@ def whole_relay(plan: Plan) -> list[Figure]:
     def measure(server: Server) -> Seen:
         seen = _ask(server, plan, streams, prompt)
         # Upstream and client share a core by design: only the gateway's waiting says anything.
-        return _costs(seen) | {"waited": seen.server_waited if server.name == "gateway" else 0}
+        return costs(seen) | {"waited": seen.server_waited if server.name == "gateway" else 0}
 
     title = "whole relay from an upstream, 33,000 tokens/s"
     figures = {
@@ -191,7 +191,7 @@ def whole_relay(plan: Plan) -> list[Figure]:
         "gaps": Figure(title, "gaps", "ids", budget=Budget(0, of="worst")),
     }
     with upstream() as up:
-        _pairs(plan, figures, measure, ours=lambda: gateway(upstream=up), theirs=lambda: nullcontext(up))
+        compared(plan, figures, measure, ours=lambda: gateway(upstream=up), theirs=lambda: nullcontext(up))
     figures["cpu"].floor.clear()  # the fake upstream's own cost says nothing about ours
     figures["gaps"].floor.clear()
     return list(figures.values())
@@ -212,7 +212,7 @@ def reconnect(plan: Plan) -> list[Figure]:
         }
 
     title = "reconnect to first record"
-    return _pairs(
+    return compared(
         plan,
         {
             "p50": Figure(title, "median", "ms", budget=Budget(1.2)),
@@ -243,7 +243,7 @@ def starts(plan: Plan) -> list[Figure]:
         "worst": Figure(title, "first byte, worst of all", "ms"),
     }
     with upstream() as up:
-        return _pairs(plan, figures, measure, ours=lambda: gateway(upstream=up))
+        return compared(plan, figures, measure, ours=lambda: gateway(upstream=up))
 
 
 def added_delay(plan: Plan) -> list[Figure]:
@@ -282,7 +282,7 @@ def idle_readers(plan: Plan) -> list[Figure]:
         seen = load("idle", server, server.paths(names, 11), conns=readers, warm=1, window=window)
         return {"kb": (seen.seen["pss_kb"] - seen.seen["pss_before_kb"]) / readers, "waited": seen.waited}
 
-    return _pairs(
+    return compared(
         plan,
         {"kb": Figure("memory", "per idle reader, 2,500 readers", "KB", budget=Budget(18))},
         measure,
@@ -299,7 +299,7 @@ def retained_chunks(plan: Plan) -> list[Figure]:
         server.fill(names, 4000)
         return {"bytes": (pss_kb(server.pid) - before) * 1024 / (50 * 4000)}
 
-    return _pairs(
+    return compared(
         plan,
         {"bytes": Figure("memory", "per retained chunk of 105 bytes", "bytes", budget=Budget(250))},
         measure,
@@ -316,7 +316,7 @@ def sqlite_cost(plan: Plan) -> list[Figure]:
         "p99": Figure(title, "append to reader, p99", "ms", beside=beside),
         "rate": Figure(title, "delivered", "chunks/s", beside=beside),
     }
-    _pairs(
+    compared(
         plan,
         figures,
         lambda server: _live(server, plan, 200, 20_000),
@@ -331,7 +331,7 @@ def sqlite_cost(plan: Plan) -> list[Figure]:
 def web_sockets(plan: Plan) -> list[Figure]:
     """200 WebSockets at 40,000 chunks a second, beside bare ones that are sent the same messages."""
     title = "WebSocket, 200 streams, 40,000 chunks/s"
-    return _pairs(
+    return compared(
         plan,
         {
             "cpu": Figure(title, "CPU per chunk", "µs", budget=Budget(1.3, of="ratio"), beside="bare"),
@@ -363,7 +363,7 @@ def socket_reconnect(plan: Plan) -> list[Figure]:
         }
 
     title = "WebSocket, reconnect to first record"
-    return _pairs(
+    return compared(
         plan,
         {
             "p50": Figure(title, "median", "ms", budget=Budget(3), beside="bare"),

@@ -10,11 +10,14 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench.calls import CALLS
 from bench.figures import Figure, table
 from bench.machine import cores, describe, stolen_ticks
-from bench.measurements import ALL, Plan
+from bench.measurements import ALL as OVER_HTTP
+from bench.measurements import Plan
 from bench.programs import LoadFailed, program
 
+ALL = OVER_HTTP | CALLS
 _QUICK = Plan(rounds=1, warm=0.5, window=1.5)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Server:
     name: str
     port: int
     pid: int
+    grpc_port: int = 0
 
     def streams(self, count: int, chunks: int = 0) -> list[str]:
         """Open streams of a `start` record and this many chunks."""
@@ -117,6 +119,30 @@ def gateway(journal: str = "memory:", upstream: Server | None = None, heartbeat:
     with _running("gateway", command, cores().server) as server:
         yield server
     _remove(database)
+
+
+@contextmanager
+def gateway_with_grpc() -> Iterator[Server]:
+    """The real gateway on a memory journal, its gRPC port as well."""
+    port = _free_port()
+    command = [sys.executable, "-m", "bench.gateway", "--grpc-port", str(port)]
+    with _running("gateway", command, cores().server) as server:
+        yield replace(server, grpc_port=port)
+
+
+@contextmanager
+def bare_grpc() -> Iterator[Server]:
+    port = _free_port()
+    command = [sys.executable, "-m", "bench.bare_grpc", "--grpc-port", str(port)]
+    with _running("bare", command, cores().server) as server:
+        yield replace(server, grpc_port=port)
+
+
+def _free_port() -> int:
+    """A port that nobody listened on a moment ago: to the gateway itself 0 means that gRPC is off."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _remove(database: Path) -> None:

@@ -14,7 +14,8 @@ from midstream.codec.pb import inference_pb2 as pb
 from midstream.server.settings import Settings
 from midstream.testing.gateway import RunningGateway
 from midstream.testing.grpc_dial import details_of, serving, told_by
-from midstream.testing.puppet import Puppet, Puppets, soon
+from midstream.testing.patience import soon
+from midstream.testing.puppet import Puppet, Puppets
 from midstream.wire import GRPC_SERVICE, H_STREAM_ID
 
 # A window that does not grow by itself, so that what a reader has not asked for stays with the gateway.
@@ -47,7 +48,7 @@ class Call:
 
     async def take(self, count: int) -> list[tuple[str, int, bool]]:
         """The next messages."""
-        taken = []
+        taken: list[tuple[str, int, bool]] = []
         for _ in range(count):
             told = await soon(self.call.read())
             assert told is not aio.EOF, f"ended after {len(taken)} of {count}"
@@ -147,5 +148,9 @@ async def site(
 ) -> AsyncIterator[Site]:
     """A gateway with these settings besides the defaults, on a memory journal unless they say otherwise."""
     gateway = RunningGateway(Settings(**{"journal": "memory:"} | settings), puppets)
-    async with gateway, serving(gateway, options=options) as address, aio.insecure_channel(address, _CHANNEL) as channel:
+    async with (
+        gateway,
+        serving(gateway, options=options) as address,
+        aio.insecure_channel(address, _CHANNEL) as channel,
+    ):
         yield Site(gateway, address, Client(channel))

@@ -10,13 +10,12 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import replace
 
 from midstream.journal.redis import RedisJournal
 from midstream.journal.redis_url import parse
 from midstream.testing.journal_writer import Writer, meta
 from tests.sharing import Told, refusal_of
-from tests.valkeys import QUICK
+from tests.valkeys import BRIEF
 
 
 class _Clock:
@@ -33,7 +32,7 @@ def say(**told: object) -> None:
 
 async def main(url: str) -> None:
     told = Told()
-    journal = RedisJournal(parse(url), time.time, terms=replace(QUICK, patience=2.0))
+    journal = RedisJournal(parse(url), time.time, terms=BRIEF)
     journal.listen(told)
     await journal.open()
     writer = await Writer.begin(journal, meta(_Clock()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import uuid4
 
@@ -16,7 +16,7 @@ from midstream.records import Frame
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
 from midstream.testing.journal_writer import Writer, meta, tokens
-from midstream.testing.patience import until
+from midstream.testing.patience import PATIENCE, until
 from tests.valkeys import QUICK, Valkey, redis_journal, shared
 
 
@@ -127,6 +127,14 @@ async def refusal_of(verb: object) -> str:
     return "nothing"
 
 
-Predicate = Callable[[], object]
+async def eventually(holds: Callable[[], Awaitable[object]], what: str) -> None:
+    """Wait for something that only the store can tell.  Raises TimeoutError naming it."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while not await holds():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise TimeoutError(f"waited {PATIENCE:g} s for {what}") from None
 
-__all__ = ["Processes", "Reader", "Told", "Writer", "crash", "meta", "processes", "refusal_of", "tokens", "until"]
+
+__all__ = ["Processes", "Reader", "Told", "Writer", "crash", "eventually", "meta", "processes", "refusal_of", "tokens", "until"]

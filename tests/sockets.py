@@ -16,6 +16,7 @@ from midstream.testing.gateway import RunningGateway
 from midstream.testing.patience import soon
 from midstream.testing.puppet import Puppet
 from midstream.testing.ws_dial import dialled, told
+from midstream.wire import HTTP_STATUS
 from tests.gateways import Site, cursor
 
 Said = dict[str, Any]
@@ -48,6 +49,7 @@ class Peer:
         said = await self.hear()
         assert (said["type"], said.get("code"), said.get("ref")) == ("error", code, ref), said
         assert said["detail"]
+        assert said["status"] == HTTP_STATUS.get(code, 502)
         return said
 
     async def closed(self) -> int:

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from midstream.journal.redis_url import Terms, parse
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
 
-# Terms of a tenth and less, so that tests of what runs out take no longer than a second.
-QUICK = Terms(lease=0.6, renew=0.15, look=0.05, hold=0.6, reserve=0.5, patience=0.4, outage=0.3, mend=0.3)
+# Short terms, so that tests of what runs out take no longer than a second or two; but a lease that a busy machine does
+# not lose by accident.  BRIEF is for tests in which leases do run out.
+QUICK = Terms(renew=0.2, look=0.05, hold=0.8, reserve=0.5, patience=0.5, outage=0.5, mend=0.5)
+BRIEF = replace(QUICK, lease=1.0)
 
 
 def free_port() -> int:

@@ -19,7 +19,7 @@ Frame = bytes
 # What a frame costs beyond its bytes: the header of a bytes object and its pointer in the list.
 FRAME_OVERHEAD = 41
 # What a stream costs beyond its frames, its fold, its request and its names: counters, lists and entries of tables.
-STREAM_OVERHEAD = 1280
+STREAM_OVERHEAD = 1664
 
 
 class Record(NamedTuple):

@@ -200,6 +200,13 @@ def touch_due(counters: Counters, retain: float, now: float) -> bool:
     return now - counters.last_access >= min(TOUCH_EVERY, retain / 10)
 
 
+def set_back(counters: Counters, now: float) -> None:
+    """Times in the future are of a clock that was set back since: what is kept until then would be kept too long."""
+    counters.last_access = min(counters.last_access, now)
+    if counters.ended_at is not None:
+        counters.ended_at = min(counters.ended_at, now)
+
+
 def expires_at(counters: Counters, retain: float) -> float | None:
     """When an ended stream is forgotten, in seconds since 1970; None while it is open (R10)."""
     if counters.ended_at is None:

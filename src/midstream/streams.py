@@ -28,6 +28,8 @@ _log = logging.getLogger("midstream")
 
 # A fold of many records is made in steps: one step is about 2 ms of the loop.
 _FOLD_STEP = 1000
+# Records that an ack lets go in one step.
+_TRIM_STEP = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class Streams:
         self._open_now = 0
         self._owned: dict[str, int] = {}
         self._retrim: set[str] = set()
+        self._trims: dict[str, asyncio.Future[None]] = {}
         self._turn = Turn()
         self._starts = Starts()
         self._opening: set[asyncio.Future[Opened]] = set()
@@ -283,6 +286,8 @@ class Streams:
             # First: an ack elsewhere must not trim what was found here a moment ago.
             lowest = self.lowest(stream_id)
             await self.journal.hold(stream_id, after if lowest is None else min(after, lowest))
+        while stream_id in self._trims:
+            await asyncio.wait([self._trims[stream_id]])
         state = await self.owned(stream_id, owner)
         rules.honour(state, after)
         if state.ended and after == state.highest_seq:
@@ -323,12 +328,32 @@ class Streams:
 
     async def ack(self, stream_id: str, owner: str, seq: int) -> StreamState:
         """Let go of what is at or below `seq` and below every connected reader (R6).  Raises CursorAhead."""
-        await self.owned(stream_id, owner)
-        state = await self.journal.trim(stream_id, seq, self.lowest(stream_id))
+        state = await self._trim(await self.owned(stream_id, owner), seq)
         if state.trimmed_seq < state.acked_seq:
             self._retrim.add(stream_id)
         await self._seen(stream_id)
         return state
+
+    async def _trim(self, state: StreamState, acked: int) -> StreamState:
+        """Take an ack, a few milliseconds of the loop at a time; between the steps readers come and go.
+
+        During a step none is let in: it would be measured by what is about to go.
+        """
+        stream_id = state.meta.stream_id
+        while True:
+            while stream_id in self._trims:
+                await asyncio.wait([self._trims[stream_id]])
+            step, lowest = state.oldest_retained_seq + _TRIM_STEP - 1, self.lowest(stream_id)
+            floor = lowest if state.highest_seq <= step else min(step, lowest if lowest is not None else step)
+            done = self._trims[stream_id] = asyncio.get_running_loop().create_future()
+            try:
+                state = await self.journal.trim(stream_id, acked, floor)
+            finally:
+                del self._trims[stream_id]
+                done.set_result(None)
+            if floor != step or state.oldest_retained_seq <= step:
+                return state
+            await asyncio.sleep(0)
 
     def lowest(self, stream_id: str) -> int | None:
         """The lowest position of any reader connected here; None without one."""
@@ -414,7 +439,7 @@ class Streams:
         now = self._clock()
         for writer in list(self.writers.values()):
             await self._abandon(writer, now)
-        if now - self._swept_at >= SWEEP_EVERY:
+        if not 0 <= now - self._swept_at < SWEEP_EVERY:  # below 0: the clock was set back
             self._swept_at = now
             await self.orphans.take_all()
             gone = await self.journal.sweep()
@@ -440,7 +465,7 @@ class Streams:
         """Readers have moved since an ack: what it could not let go then may go now."""
         try:
             state = await self.journal.state(stream_id)
-            state = await self.journal.trim(stream_id, state.acked_seq, self.lowest(stream_id))
+            state = await self._trim(state, state.acked_seq)
         except UnknownStream:
             self._retrim.discard(stream_id)
             return
@@ -451,7 +476,7 @@ class Streams:
     async def _abandon(self, writer: Writer, now: float) -> None:
         """Nobody has read, polled or asked for too long: stop paying for it (I6)."""
         stream_id, limit = writer.meta.stream_id, writer.meta.abandon_after
-        if stream_id in self.readers:
+        if stream_id in self.readers or writer.last_seen > now:  # in the future: the clock was set back
             writer.last_seen = now
         elif limit is not None and now - writer.last_seen >= limit:
             try:

@@ -83,6 +83,7 @@ STORE_PATIENCE: Final = 30.0
 MOST_TAKEOVERS: Final = 2
 SESSION_TERM: Final = 12 * 3600
 
+
 class Statuses(NamedTuple):
     """What a code is called by each kind of wire."""
 

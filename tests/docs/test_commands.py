@@ -15,7 +15,7 @@ from tests.docs.shell import Terminal, terminal
 
 RUN = {"sh", "console", "python"}
 # Shown, not run: files of other programs, data, and drawings.  What a page's script does is tested in a browser.
-SHOWN = {"text", "json", "nginx", "haproxy", "caddyfile", "html", "js"}
+SHOWN = {"text", "json", "nginx", "haproxy", "caddyfile", "yaml", "ini", "html", "js"}
 
 
 def typed(page: Path) -> bool:

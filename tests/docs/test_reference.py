@@ -65,7 +65,7 @@ def flags() -> set[str]:
 
 
 # Of curl, timeout, mypy and our own tools.
-OTHERS = {"--fail-with-body", "--signal", "--strict", "--check"}
+OTHERS = {"--fail-with-body", "--signal", "--strict", "--check", "--timeout-graceful-shutdown"}
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

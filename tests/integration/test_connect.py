@@ -14,8 +14,8 @@ import pytest
 from midstream.codec.pb import inference_pb2 as pb
 from midstream.codec.pb.inference_connect import InferenceServiceClient
 from midstream.codec.pb.inference_pb import AckRequest, CancelRequest, GenerateRequest
-from midstream.testing.gateway import RunningGateway, until
-from midstream.testing.puppet import soon
+from midstream.testing.gateway import RunningGateway
+from midstream.testing.patience import soon, until
 from midstream.testing.transport_dial import ADA, KEYS
 from midstream.wire import GRPC_SERVICE, H_STREAM_ID, SEND_STALL
 from tests.gateways import Http, Site, site, wire
@@ -115,6 +115,7 @@ async def test_answers_are_not_compressed_whatever_the_client_takes() -> None:
         answer = await here.http.ask("POST", f"{PATH}/Cancel", head, data=json.dumps({"sessionId": stream_id}))
         assert answer.headers["content-encoding"] == "identity"
         assert answer.json == {"sessionId": stream_id}
+        assert answer.headers["cache-control"] == "no-store, no-transform"
 
 
 async def test_unary_calls_are_plain_json_for_who_wants_that() -> None:
@@ -183,6 +184,35 @@ async def test_body_that_is_no_call_has_a_status(data: bytes) -> None:
         assert json.loads(end)["error"]["code"] in {"invalid_argument", "unimplemented"}
         assert here.puppets.begun == 0
         assert await here.told("a") != ""
+
+
+async def test_text_that_is_no_unicode_is_an_invalid_argument() -> None:
+    """Half a surrogate pair in JSON, bytes that are not UTF-8 in protobuf: neither may reach a model or a journal."""
+    async with site() as here:
+        bodies = {CONNECT: rb'{"prompt":"\ud800"}', "application/connect+proto": b"\x0a\x02\xc3\x28"}
+        for kind, data in bodies.items():
+            response = await here.http.open("POST", f"{PATH}/Generate", {"Content-Type": kind}, data=envelope(data))
+            [(_, end)] = envelopes(await soon(response.read()))
+            assert json.loads(end)["error"]["code"] == "invalid_argument"
+        assert here.puppets.begun == 0
+
+
+async def test_a_fault_of_ours_is_internal_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The caller gets a status and the log the cause; nothing of it leaks, and the server does not see it raised."""
+    async with site() as here:
+
+        async def broken(name: str) -> str:
+            raise RuntimeError("secret")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here.gateway.streams, "find", broken)
+            body = await (await generate(here.http, prompt="Hello", session_id="demo")).read()
+            answer = await here.http.post(f"{PATH}/Cancel", {"session_id": "demo"})
+        assert json.loads(envelopes(body)[0][1])["error"]["code"] == answer.json["code"] == "internal"
+        assert b"secret" not in body + answer.body
+        assert caplog.text.count("RuntimeError: secret") == 2
 
 
 async def test_header_that_is_no_text_harms_nobody() -> None:

@@ -209,7 +209,8 @@ async def test_ctrl_c_stops_the_reading_not_the_generation(gateway: RunningGatew
     run.send_signal(signal.SIGINT)
     code, _, err = await finish(run)
     assert code == exits.INTERRUPTED
-    assert "last_token_index=4 · go on with" in err
+    stream_id = (await only_stream(gateway))["stream_id"]
+    assert f'session="{stream_id}" last_token_index=4 (resume with --resume-from 5)' in err.splitlines()
     rest = await say(puppet, 3, 5)
     await puppet.finish()
     assert await again(told_command(err)) == (exits.OK, rest)

@@ -16,9 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from midstream.errors import StoreUnavailable
 from midstream.records import Page
-from midstream.testing.gateway import until
 from midstream.testing.grpc_dial import serving
-from midstream.testing.puppet import soon
+from midstream.testing.patience import soon, until
 from midstream.testing.transport_dial import ADA, BOB, KEYS
 from midstream.transports.grpc import _OPTIONS
 from midstream.wire import GRPC_SERVICE, SEND_STALL
@@ -332,7 +331,6 @@ async def test_an_ageing_connection_is_replaced_in_the_middle_and_nothing_is_los
         call, puppet, _ = await here.begin("demo")
         heard: list[int] = []
         breaks = 0
-        said: Said | None = None
         while breaks < 3:
             await puppet.say("x")
             said = await _until_broken(call, puppet, heard)

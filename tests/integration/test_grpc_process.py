@@ -19,7 +19,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from midstream.testing.puppet import soon
+from midstream.testing.patience import soon
 from midstream.wire import GRPC_SERVICE
 from tests.calls import Client, Said
 
@@ -112,7 +112,16 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
     openssl = shutil.which("openssl") or pytest.skip("openssl, which makes the certificate, is not installed")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
-    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", cert]
+    words += [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        str(key),
+        "-out",
+        str(cert),
+    ]
     subprocess.run([openssl, *words], check=True, capture_output=True)
     return cert, key
 

@@ -1,4 +1,4 @@
-"""Sessions over gRPC: what begins a generation, what goes on with one, and what is refused (PROTOCOL.md, section 9)."""
+"""Sessions over gRPC: what begins a generation, what goes on with one, and what is refused (PROTOCOL.md, section 19)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from midstream.codec.pb import inference_pb2 as pb
 from midstream.records import Chunk
-from midstream.testing.puppet import Puppets, soon
+from midstream.testing.patience import soon
+from midstream.testing.puppet import Puppets
 from midstream.wire import H_STREAM_ID, MAX_SESSION_CHARS
 from tests import gateways
 from tests.calls import Said, site

@@ -97,7 +97,7 @@ TOKEN = "x" * 1000
 
 async def test_total_of_bytes_lets_finished_streams_go_first() -> None:
     """The least recently used of them first, whole; open ones are untouched, however old."""
-    async with site(max_bytes=50_000) as here:
+    async with site(max_bytes=57_000) as here:
         running, _ = await here.open_stream(*[TOKEN] * 10)
         finished = []
         for _ in range(3):

@@ -19,7 +19,7 @@ from midstream.errors import CursorExpired, StaleWriter, UnknownStream
 from midstream.journal.redis_url import Terms
 from midstream.records import Record
 from midstream.testing.journal_writer import Writer, meta, read_all, seqs, text_of, tokens, written
-from tests.sharing import Processes, Reader, Told, crash, processes, refusal_of, until
+from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of, until
 from tests.valkeys import clustered, shared
 
 
@@ -227,15 +227,17 @@ async def test_ack_never_trims_under_a_reader_elsewhere(several: Processes) -> N
     state = await a.trim(writer.stream_id, 8, 2)
     assert state.oldest_retained_seq == 4
     assert seqs(await read_all(b, writer.stream_id, 3)) == list(range(4, 10))
-    await asyncio.sleep(0.8)  # longer than a hold lasts: the journal asks where the reader is, and tells it again
+    await asyncio.sleep(1.0)  # longer than a hold lasts: the journal asks where the reader is, and tells it again
     assert (await a.trim(writer.stream_id, 8, None)).oldest_retained_seq == 4
     readers.readers[writer.stream_id] = 6
-    await until(lambda: True)
-    await asyncio.sleep(0.25)
+
+    async def told(position: int | None) -> bool:
+        return await a.lowest_elsewhere(writer.stream_id) == position
+
+    await eventually(lambda: told(6), "the reader's new position")
     assert (await a.trim(writer.stream_id, 8, None)).oldest_retained_seq == 7
     del readers.readers[writer.stream_id]
-    await asyncio.sleep(0.25)
-    assert await a.lowest_elsewhere(writer.stream_id) is None
+    await eventually(lambda: told(None), "the end of the hold")
     state = await a.trim(writer.stream_id, 8, None)
     assert (state.oldest_retained_seq, state.trimmed_seq) == (9, 8)
     assert text_of(await b.snapshot(writer.stream_id)) == "word " * 8
@@ -248,8 +250,11 @@ async def test_hold_of_a_dead_gateway_runs_out(several: Processes) -> None:
     await b.hold(writer.stream_id, 2)
     await crash(b)
     assert (await a.trim(writer.stream_id, 8, None)).oldest_retained_seq == 3
-    await asyncio.sleep(0.65)
-    assert (await a.trim(writer.stream_id, 8, None)).oldest_retained_seq == 9
+
+    async def trimmed() -> bool:
+        return (await a.trim(writer.stream_id, 8, None)).oldest_retained_seq == 9
+
+    await eventually(trimmed, "the hold to run out")
 
 
 async def test_acks_from_everywhere_keep_the_answer(several: Processes) -> None:

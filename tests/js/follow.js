@@ -10,11 +10,11 @@ export function clientOf(definition, transport) {
 }
 
 /**
- * Follow one call.  `take`: leave after so many messages, as a page does that is closed.
+ * Follow one call.  `take`: leave after so many messages, as a page does that is closed; `into`: where messages go.
  * Gives {messages: [[token, index, final]], streamId, code, message, details: [[type, base64]]}; code is "" at a good end.
  */
-export async function follow(client, request, { headers = {}, take = Infinity, timeoutMs } = {}) {
-  const told = { messages: [], streamId: null, code: "", message: "", details: [] };
+export async function follow(client, request, { headers = {}, take = Infinity, timeoutMs, into = [] } = {}) {
+  const told = { messages: into, streamId: null, code: "", message: "", details: [] };
   const leaving = new AbortController();
   const options = {
     headers,

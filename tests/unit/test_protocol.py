@@ -14,9 +14,11 @@ import pytest
 
 from midstream import cursor, errors, rules, wire
 from midstream.codec import native
+from midstream.codec.pb import inference_pb2 as pb
 from midstream.errors import CursorAhead, CursorExpired, MidstreamError
 from midstream.records import FRAME_OVERHEAD, Chunk
 from midstream.server.settings import Settings, flag_name, shown
+from midstream.transports.grpc import _OPTIONS
 from midstream.transports.http import error_body
 from midstream.transports.sse import stream_headers
 from tests.docs.markdown import ROOT, name, pages, plain, section, table
@@ -37,12 +39,13 @@ def kinds(kind: type[MidstreamError] = MidstreamError) -> Iterator[type[Midstrea
 def test_errors_have_the_statuses_of_the_code() -> None:
     """Every code with its status, and no other."""
     rows = table(section(TEXT, "10. Errors"))
-    assert {plain(code): int(status) for code, status, _, _ in rows} == wire.HTTP_STATUS
+    assert {plain(code): int(status) for code, status, *_ in rows} == wire.HTTP_STATUS
+    assert {plain(code): status for code, _, status, *_ in rows} == wire.GRPC_STATUS
 
 
 def test_errors_advise_what_the_code_advises() -> None:
     """The last column is the error's `action`."""
-    advice = {plain(code): do for code, _, _, do in table(section(TEXT, "10. Errors"))}
+    advice = {plain(code): do for code, *_, do in table(section(TEXT, "10. Errors"))}
     actions = {kind.code: kind.action for kind in kinds() if kind.code in advice}
     assert advice == actions
 
@@ -136,6 +139,22 @@ def test_cors_headers_are_those_of_the_code() -> None:
 def test_every_name_on_the_wire_is_told(name: str) -> None:
     """Outsiders have nothing but the page."""
     assert name in TEXT
+
+
+def test_calls_are_told_as_they_are() -> None:
+    """Names, ends and times of section 19."""
+    calls = section(TEXT, "19. gRPC, Connect and gRPC-Web")
+    assert f"`{wire.GRPC_SERVICE}`" in calls
+    assert f"`domain` is `{wire.GRPC_DOMAIN}`" in calls
+    assert f"at most {wire.MAX_SESSION_CHARS} printable characters" in calls
+    for message in pb.DESCRIPTOR.message_types_by_name.values():
+        assert all(f"`{field.name}`" in calls for field in message.fields), message.name
+    for end, status in wire.GRPC_ENDS.items():
+        assert re.search(rf"^\| `{end}` .*the status {status};", calls, re.MULTILINE)
+    assert _OPTIONS["grpc.http2.min_ping_interval_without_data_ms"] == 10_000 / 2
+    assert f"asks every {_OPTIONS['grpc.keepalive_time_ms'] / 1000:g} seconds" in calls
+    assert f"does not answer within {_OPTIONS['grpc.keepalive_timeout_ms'] / 1000:g}" in calls
+    assert f"takes none for {wire.SEND_STALL:g} seconds" in calls
 
 
 # --- bounds ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ import orjson
 
 from midstream.cli import exits
 from midstream.cli.bench_figures import Attempt, document, rows, table, violations
+from midstream.cli.terminal import Interrupted
 from midstream.client import Client, Patience
 from midstream.errors import MidstreamError
 
@@ -103,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
         measured = _Measurement(args).run()
         print(table(rows(measured.attempts)), end="", flush=True)
         return _report(args, measured)
+    except Interrupted as signalled:
+        return signalled.code
     except BrokenPipeError:
         # Or Python fails again when it flushes what is left.
         sys.stdout = None
@@ -179,8 +184,26 @@ class _Measurement:
         self._about: dict[str, Any] = {}
 
     def run(self) -> _Measured:
-        # Of the readers' threads, all that is awaited ends with the gateway.
-        return asyncio.run(self._run())
+        return asyncio.run(self._until_terminated())
+
+    async def _until_terminated(self) -> _Measured:
+        """Raises Interrupted on SIGTERM, once gateway and model have ended, and with them the thread that measures."""
+        task = asyncio.create_task(self._run())
+        terminated = False
+
+        def terminate() -> None:
+            nonlocal terminated
+            terminated = True
+            task.cancel()
+
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if terminated:
+                raise Interrupted(signal.SIGTERM) from None
+            raise
 
     async def _run(self) -> _Measured:
         from midstream.cli.bench_gateway import GatewayFailed, GatewayProcess

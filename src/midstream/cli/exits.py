@@ -23,7 +23,7 @@ TERMINATED: Final = 143
 
 MEANINGS: Final = {
     OK: "all done; for generate: the answer is complete",
-    FAILED: "could not start, or failed in a way that has no code of its own",
+    FAILED: "could not start, or failed in a way that has no code of its own; for bench: its check failed",
     USAGE: "the command line makes no sense",
     GENERATION_FAILED: "the generation failed; the reason stands on stderr",
     CANCELLED: "the generation was cancelled",

@@ -7,11 +7,16 @@ the generation itself goes on.
 With --position FILE a killed run can be resumed, too: FILE holds the cursor of what has been printed, replaced
 after each token that has left this process. Killed between the two, a resumed run prints that one token again;
 it never leaves one out.
+
+Over gRPC an answer can be given a name, --session NAME, which stands for its stream from then on; over the other
+transports that is the stream's id. Where a reader stands is told at the end and on each drop, as in
+  session="demo" last_token_index=41 (resume with --resume-from 42)
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -24,6 +29,8 @@ from midstream.cli import exits
 from midstream.cli.gateway import KEY_VARIABLE, add_gateway, key_of, refusal
 from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed, command, save
 from midstream.client import Client, Cursor, GaveUp, Lost, Record, Resumed, Stream, Unreachable
+from midstream.client.sync import GRPC_PORT, Transport
+from midstream.codec.inference import index_of, position_of
 from midstream.cursor import decode
 from midstream.errors import BadCursor, MidstreamError, PositionError, UnknownStream
 from midstream.wire import CANCELLED, DONE, FAILED, OPEN, TOKEN
@@ -32,6 +39,8 @@ HELP = "ask a model and print its answer, across dropped connections"
 
 # An ack is a courtesy: while the gateway is away the answer matters more.
 _ACK_TIMEOUT = 5.0
+# What the gateway names its streams; whatever else is a session's name.
+_STREAM_ID = re.compile(r"[0-9a-f]{32}")
 # A wait that a person notices, in seconds.
 _LONG = 2.0
 
@@ -47,6 +56,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asked.add_argument("--seed", type=int, metavar="N", help="the same answer again, where the model can")
     reading = parser.add_argument_group("reading")
     reading.add_argument(
+        "--transport",
+        choices=("sse", "ws", "grpc"),
+        help="what the answer comes over: server-sent events, a WebSocket, or gRPC, which carries its text alone "
+        "(default: sse; grpc for a --session that has a name)",
+    )
+    reading.add_argument(
+        "--grpc", metavar="HOST:PORT", help=f"where the gateway's gRPC is (default: port {GRPC_PORT} of its host)"
+    )
+    reading.add_argument(
+        "--session", metavar="NAME", help="the answer's name, or the id of its stream: asked with a PROMPT, or resumed"
+    )
+    reading.add_argument(
+        "--resume-from",
+        type=_index,
+        metavar="K",
+        help="with --session: print the answer from its K-th token on, counted from 0; a PROMPT is not asked again",
+    )
+    reading.add_argument(
         "--resume", metavar="CURSOR", help="print the rest of an answer instead; @FILE reads the cursor from FILE"
     )
     reading.add_argument("--position", metavar="FILE", type=Path, help="keep the cursor of what was printed in FILE")
@@ -59,6 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     reading.add_argument("--json", action="store_true", help="print the records, one JSON object per line")
     reading.add_argument("--show-reasoning", action="store_true", help="print the model's thinking aloud to stderr")
+
+
+def _index(text: str) -> int:
+    if not text.isascii() or not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
+    return int(text)
 
 
 def _positive(text: str) -> int:
@@ -88,13 +121,40 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _question(args: argparse.Namespace) -> Cursor | dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """What is to be resumed: a session's name or a stream's id, and the token wanted next."""
+
+    name: str
+    token: int
+
+
+def transport_of(args: argparse.Namespace) -> Transport:
+    """The one that was asked for; else gRPC for a session that has a name, which only it knows."""
+    named = args.session is not None and not _STREAM_ID.fullmatch(args.session)
+    chosen: Transport = args.transport or ("grpc" if named else "sse")
+    if named and chosen != "grpc":
+        raise ValueError("over this transport --session is a stream's id; names for answers need --transport grpc")
+    return chosen
+
+
+def _question(args: argparse.Namespace) -> Cursor | _Session | dict[str, Any]:
     """Where to resume, or what to ask.  Raises ValueError, OSError, BadCursor."""
     options = {name: getattr(args, name) for name in ("model", "max_tokens", "temperature", "seed")}
+    if args.resume_from is not None and args.session is None:
+        raise ValueError("--resume-from counts in the answer that --session names")
+    if args.session is not None and (args.resume_from or args.prompt is None):
+        if args.resume is not None:
+            raise ValueError("--resume and --session both say where to go on; give one")
+        return _Session(args.session, args.resume_from or 0)
     if args.resume is not None:
         if args.prompt is not None or args.system is not None or any(v is not None for v in options.values()):
             raise ValueError("--resume goes on with an answer: it takes no PROMPT and nothing of a request")
         return _cursor(args.resume)
+    if transport_of(args) == "grpc" and (args.system or options | {"model": None} != dict.fromkeys(options)):
+        raise ValueError("over gRPC a request is a PROMPT and maybe a --model, nothing more")
+    if args.session is not None and transport_of(args) != "grpc":
+        raise ValueError("a new answer gets its stream's id from the gateway; names need --transport grpc")
     if args.prompt is None:
         raise ValueError("what should be asked? Give a PROMPT, - for stdin, or --resume CURSOR")
     prompt = args.prompt if args.prompt != "-" else sys.stdin.buffer.read().decode()
@@ -136,13 +196,16 @@ class _Run:
         self._args = args
         self._console = console
         self._interrupts = interrupts
-        self._client = Client(args.gateway, key=key_of(args), notify=self._notice)
-        self._acks: Client | None = Client(args.gateway, key=key_of(args), timeout=_ACK_TIMEOUT)
+        transport = transport_of(args)
+        self._client = Client(args.gateway, key=key_of(args), notify=self._notice, transport=transport, grpc=args.grpc)
+        self._acks: Client | None = Client(
+            args.gateway, key=key_of(args), timeout=_ACK_TIMEOUT, transport=transport, grpc=args.grpc
+        )
         self._tally = _Tally()
         self._file_is_good = False
         self.kept: Cursor | None = None
 
-    def run(self, question: Cursor | dict[str, Any]) -> int:
+    def run(self, question: Cursor | _Session | dict[str, Any]) -> int:
         try:
             code = self._follow(self._open(question))
             self._console.close()
@@ -164,17 +227,23 @@ class _Run:
 
     # --- the answer -------------------------------------------------------------------------------------------------
 
-    def _open(self, question: Cursor | dict[str, Any]) -> Stream:
+    def _open(self, question: Cursor | _Session | dict[str, Any]) -> Stream:
         self._tally.began = time.monotonic()
-        if isinstance(question, Cursor):
-            stream = self._client.resume(question)
+        if isinstance(question, dict):
+            stream = self._client.generate(idempotency_key=self._args.session, **question)
         else:
-            stream = self._client.generate(**question)
+            stream = self._client.resume(self._place(question) if isinstance(question, _Session) else question)
         with self._interrupts.held():
             self._keep(stream.position)
-        if not isinstance(question, Cursor):
+        if isinstance(question, dict):
             self._announce(stream.stream_id)
         return stream
+
+    def _place(self, session: _Session) -> Cursor:
+        """The position of who wants this token next: past all before it, and of the first, past nothing."""
+        named = transport_of(self._args) == "grpc"
+        stream_id = self._client.find(session.name, session.token) if named else session.name
+        return Cursor(stream_id, position_of(session.token) if session.token else 0)
 
     def _announce(self, stream_id: str) -> None:
         """What is needed when this process can no longer say it."""
@@ -230,7 +299,7 @@ class _Run:
                 save(self._args.position, position.encode() + "\n")
             except OSError as error:
                 self._file_is_good = False
-                raise OutputFailed(f"the position file: {error}") from error
+                raise OutputFailed(f"the position file {self._args.position}: {error.strerror or error}") from error
             self._file_is_good = True
 
     def _ack(self, record: Record) -> None:
@@ -248,8 +317,14 @@ class _Run:
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
+    def _facts(self, position: Cursor) -> str:
+        """Where this reader stands; tokens count from 0, and that of record 2 is the first."""
+        last = max(index_of(position.seq), -1)
+        session = self._args.session or position.stream_id
+        return f'session="{session}" last_token_index={last} (resume with --resume-from {last + 1})'
+
     def _ended(self, outcome: Record, stream_id: str) -> int:
-        facts = _facts(stream_id, outcome.seq - 1)
+        facts = self._facts(Cursor(stream_id, outcome.seq - 1))
         spent = f"{_plural(self._tally.tokens, 'token')} in {time.monotonic() - self._tally.began:.1f} s"
         if outcome.event == DONE:
             reason = outcome.data.get("finish_reason") or "no finish reason"
@@ -271,7 +346,8 @@ class _Run:
     def _stopped(self, message: str, code: int) -> int:
         self._console.talk(message, "yellow" if code >= exits.INTERRUPTED else "red")
         if self.kept is not None:
-            self._console.talk(f"{_facts(*self.kept)} · go on with{self._needs()}:")
+            self._console.talk(self._facts(self.kept))
+            self._console.talk(f"go on{self._needs()} with:")
             self._console.talk(f"  {self._resume_command()}")
         return code
 
@@ -298,6 +374,8 @@ class _Run:
         assert self.kept is not None
         args = self._args
         words = ["generate", "--gateway", args.gateway]
+        words += ["--transport", transport_of(args)] if transport_of(args) != "sse" else []
+        words += ["--grpc", args.grpc] if args.grpc else []
         words += ["--json"] if args.json else []
         words += ["--show-reasoning"] if args.show_reasoning else []
         words += [f"--ack-every={args.ack_every}"] if args.ack_every else []
@@ -316,17 +394,15 @@ class _Run:
             where = f"after token {index}" if index >= 0 else "before the first token"
             lost = "connection lost" if self._tally.records else "no connection at first"
             self._console.talk(f"{lost}; resumed {where}, {told.seconds:.2f} s later", "cyan")
-        elif told.wait >= _LONG and not self._tally.long_wait:
+            return
+        if told.failures == 1 and self.kept is not None:
+            self._console.talk(self._facts(self.kept), "dim")
+        if told.wait >= _LONG and not self._tally.long_wait:
             self._tally.long_wait = True
             self._console.talk(f"no connection ({told.reason}): trying again …", "yellow")
 
 
 _CODES = {DONE: exits.OK, FAILED: exits.GENERATION_FAILED, CANCELLED: exits.CANCELLED, OPEN: exits.FAILED}
-
-
-def _facts(stream_id: str, seq: int) -> str:
-    """Where a reader stands; tokens count from 0, and the first one is record 2."""
-    return f'stream="{stream_id}"' + (f" last_token_index={seq - 2}" if seq >= 2 else "")
 
 
 def _plural(count: int, noun: str) -> str:

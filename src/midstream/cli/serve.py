@@ -13,6 +13,7 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -102,13 +103,17 @@ def announce(gateway: Gateway, address: str, *, page: bool) -> None:
         host = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
         say(f"  gRPC      {host}:{chosen.grpc_port}{' (TLS)' if chosen.grpc_tls_cert else ''}")
     say(f"  upstream  {', '.join(chosen.upstream)}")
-    say(f"  journal   {chosen.journal} ({kept})")
+    say(f"  journal   {_without_password(chosen.journal)} ({kept})")
     if gateway.keys.open:
         say(f"  keys      none: {'ANYONE who reaches it' if chosen.insecure else 'anyone on this machine'} may use it")
     else:
         say(f"  keys      those in {chosen.keys_file}; each owner sees their own streams")
     if page:
         say(f"\nOpen {address}/ in a browser, ask something, and cut the connection. Ctrl-C ends it.")
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//…@", url)
 
 
 def say(line: str) -> None:

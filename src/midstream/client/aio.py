@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -57,8 +58,7 @@ class AsyncClient(Gateway[Reply]):
         super().__init__(base_url, patience, timeout, notify)
         self._key = key
         self._connections = connections or 0
-        # Of streams, and of calls: a cancel or an ack must never wait behind streams for a connection.
-        self._sessions: dict[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, aiohttp.ClientSession]] = {}
+        self._here: dict[asyncio.AbstractEventLoop, _Here] = {}
 
     async def generate(
         self,
@@ -104,25 +104,29 @@ class AsyncClient(Gateway[Reply]):
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], *, stream: bool = False
     ) -> aiohttp.ClientResponse:
         """The answer as soon as its head is there; the caller closes it.  Raises what aiohttp does."""
-        streams, calls = self._session()
-        session = streams if stream else calls
+        here = self.here()
+        session = here.streams if stream else here.calls
         # A redirect is an answer like any other: the key must not follow it.
         url = self.address.url + path
         return await session.request(method, url, data=body, headers=headers, allow_redirects=False)
 
-    def _session(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
-        """The sessions of the running loop: a connection belongs to the loop that made it."""
+    def here(self) -> _Here:
+        """What belongs to the running loop."""
         loop = asyncio.get_running_loop()
-        if loop not in self._sessions:
-            for other in [loop for loop in self._sessions if loop.is_closed()]:
-                del self._sessions[other]
-            self._sessions[loop] = (_new_session(self._connections), _new_session(0))
-        return self._sessions[loop]
+        if loop not in self._here:
+            for other in [loop for loop in self._here if loop.is_closed()]:
+                del self._here[other]
+            self._here[loop] = _Here(_new_session(self._connections), _new_session(0))
+        return self._here[loop]
 
     async def aclose(self) -> None:
-        """Close the connections that this event loop opened."""
-        for session in self._sessions.pop(asyncio.get_running_loop(), ()):
-            await session.close()
+        """Close the connections that this event loop opened, those of streams too; a next loop over one goes on."""
+        here = self._here.pop(asyncio.get_running_loop(), None)
+        if here is not None:
+            for reading in list(here.readings):
+                reading.close()
+            await here.streams.close()
+            await here.calls.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -154,14 +158,14 @@ class _Reading:
         self._reader = reader
         self._response: aiohttp.ClientResponse | None = None
         self._loop = asyncio.get_running_loop()
-        self._closed = False
+        self.closed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Record:
         while True:
-            if self._closed:
+            if self.closed:
                 raise RuntimeError("this stream was closed, or is being read by a later loop")
             try:
                 step = self._reader.step()
@@ -200,12 +204,13 @@ class _Reading:
                 response = await self._client.send(request.method, request.path, request.body, headers, stream=True)
                 if (answer := _answer(response)).is_stream:
                     self._response = response
+                    self._client.here().readings.add(self)
                 else:
                     answer = _answer(response, await _whole(response))
         except _BROKEN as error:
             self._drop(why(error))
         else:
-            if not self._closed:
+            if not self.closed:
                 self._reader.answered(answer)
 
     async def _read(self, within: float) -> None:
@@ -220,12 +225,12 @@ class _Reading:
         else:
             if not data:
                 self._drop("the connection ended before the answer")
-            elif not self._closed:
+            elif not self.closed:
                 self._reader.received(data)
 
     def _drop(self, reason: str) -> None:
         self._hang_up()
-        if not self._closed:  # else what broke is what `close` has closed
+        if not self.closed:  # else what broke is what `close` has closed
             self._reader.lost(reason)
 
     def _hang_up(self) -> None:
@@ -234,13 +239,25 @@ class _Reading:
             response.close()
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._hang_up()
 
     def __del__(self) -> None:
         # From whatever thread drops the last reference; the response's own end would warn, and keep the connection.
         if self._response is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._response.close)
+
+
+class _Here:
+    """What a client has in one event loop: a connection belongs to the loop that made it.
+
+    Streams and calls have sessions of their own: a cancel or an ack must never wait behind streams for a connection.
+    """
+
+    def __init__(self, streams: aiohttp.ClientSession, calls: aiohttp.ClientSession) -> None:
+        self.streams = streams
+        self.calls = calls
+        self.readings: weakref.WeakSet[_Reading] = weakref.WeakSet()
 
 
 def _new_session(connections: int) -> aiohttp.ClientSession:

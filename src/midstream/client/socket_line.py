@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import orjson
@@ -13,7 +14,7 @@ from midstream.client.lines import Peer
 from midstream.client.steps import Creation, Request
 from midstream.codec import native
 from midstream.cursor import Cursor
-from midstream.wire import EXPIRED, H_HEARTBEAT, H_STREAM_ID, HTTP_STATUS, WS_PATH
+from midstream.wire import EXPIRED, H_HEARTBEAT, H_STREAM_ID, WS_PATH
 
 _STREAM = "text/event-stream"
 _PING = b": ping\n"
@@ -24,13 +25,14 @@ class SocketLine:
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
+        self._opened = ExitStack()
         self._socket: ClientConnection | None = None
         self._first = b""
 
     def open(self, request: Request) -> Answer:
         address = self._peer.address
         try:
-            self._socket = socket = connect(
+            socket = connect(
                 f"{'wss' if address.secure else 'ws'}://{address.authority}{address.prefix}{WS_PATH}",
                 additional_headers=self._peer.authorization(),
                 ssl=self._peer.tls,
@@ -41,6 +43,7 @@ class SocketLine:
                 ping_interval=None,
                 max_size=None,
             )
+            self._socket = self._opened.enter_context(socket)
             socket.send(orjson.dumps(_message(request.of)), text=True)
             return self._answer(_said(socket.recv(self._peer.timeout)))
         except InvalidStatus as refused:
@@ -72,9 +75,8 @@ class SocketLine:
         return b"".join(map(_event, said)) if said[0]["type"] != "journal_state" else b""
 
     def close(self) -> None:
-        socket, self._socket = self._socket, None
-        if socket is not None:
-            socket.close()
+        self._socket = None
+        self._opened.close()
 
 
 def _message(asked: Creation | Cursor | None) -> dict[str, Any]:
@@ -115,8 +117,8 @@ def _refusal(said: dict[str, Any]) -> Answer:
     body = {"error": said.get("code"), **{name: value for name, value in said.items() if name not in _ENVELOPE}}
     wait = said.get("retry_after")
     headers = {"retry-after": str(wait)} if isinstance(wait, int) else {}
-    # What is no code of ours is that of an upstream, which could not be asked.
-    return Answer(HTTP_STATUS.get(str(said.get("code")), 502), headers, orjson.dumps(body))
+    status = said.get("status")
+    return Answer(status if isinstance(status, int) else 500, headers, orjson.dumps(body))
 
 
-_ENVELOPE = frozenset({"type", "ref", "code", "retry_after"})
+_ENVELOPE = frozenset({"type", "ref", "code", "status", "retry_after"})

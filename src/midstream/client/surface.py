@@ -136,6 +136,8 @@ class Gateway(ABC, Generic[Reply]):
 class Reading(Protocol):
     """One loop over a stream, with its connection."""
 
+    closed: bool
+
     def close(self) -> None:
         """Close the connection; the loop, if it still runs, ends with a RuntimeError."""
 
@@ -189,7 +191,7 @@ class Handle(Generic[Pass, Reply]):
     def _begin(self, new: Callable[[], Pass]) -> Pass:
         """A loop over what is left; one that still runs is stopped by it, with a RuntimeError."""
         reading, self._opened = self._opened, None
-        if reading is None:
+        if reading is None or reading.closed:
             self.close()
             reading = new()
         # Not held here: only the loop does, so that its connection ends when it is left.

@@ -151,14 +151,14 @@ class _Reading:
         self._client = client
         self._reader = reader
         self._line: Line | None = None
-        self._closed = False
+        self.closed = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Record:
         while True:
-            if self._closed:
+            if self.closed:
                 raise RuntimeError("this stream was closed, or is being read by a later loop")
             try:
                 step = self._reader.step()
@@ -223,7 +223,7 @@ class _Reading:
             line.close()
 
     def close(self) -> None:
-        self._closed = True
+        self.closed = True
         self._hang_up()
 
     def __del__(self) -> None:

@@ -24,8 +24,9 @@ def open_journal(url: str, clock: Callable[[], float], bounds: Bounds | None = N
     """
     if url == "memory:":
         return MemoryJournal(clock, bounds)
-    if url.startswith(_SQLITE) and len(url) > len(_SQLITE) and not url.endswith("/"):
-        return SqliteJournal(url.removeprefix(_SQLITE), clock, bounds)
+    path = url.removeprefix(_SQLITE)
+    if path != url and path not in ("", ":memory:") and not path.endswith("/"):  # SQLite's own name for no file at all
+        return SqliteJournal(path, clock, bounds)
     scheme, separator, _ = url.partition("://")
     if separator and scheme in SCHEMES:
         return RedisJournal(parse(url), clock, bounds)

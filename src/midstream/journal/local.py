@@ -193,6 +193,7 @@ class Local(Generic[AnyLog]):
         """Forget what has expired, and finished streams past the total of bytes."""
         now, gone = self._clock(), []
         async for log in self._each():
+            rules.set_back(log.counters, now)
             end = rules.expires_at(log.counters, log.meta.retain)
             if end is not None and end <= now:
                 gone.append(log)

@@ -290,12 +290,12 @@ class RedisJournal:
             return None
         lease = self._space.lease(tail.shard, dead)
         try:
-            code, now = await self._writing.call(CLAIM, tail, dead, secrets.token_hex(8), keys=[lease])
+            code, *now = await self._writing.call(CLAIM, tail, dead, secrets.token_hex(8), keys=[lease])
         except StreamEnded:
             return None
         if code != Code.OK:
             return None
-        numbers = Numbers.of(now)
+        numbers = Numbers.of(now[0])
         intact = numbers.run == self._store.node(tail.shard).run_id
         return Orphan(self._claimed(tail, numbers), intact)
 

@@ -139,6 +139,12 @@ class Lane:
             if not item.reply.done():
                 item.reply.set_exception(StoreUnavailable(absent.detail, absent.retry_after))
 
+    def hurry(self) -> None:
+        """The server is known to be there: take commands, and connect at once."""
+        if self._link is None:
+            self._absent = None
+            self._tether.hurry()
+
     def drop(self) -> None:
         self._tether.drop()
 
@@ -188,6 +194,10 @@ class Ears:
             self._channels.discard(channel)
             if self._link is not None:
                 self._link.write(self._unsubscribe, channel)
+
+    def hurry(self) -> None:
+        """The server is known to be there: connect at once."""
+        self._tether.hurry()
 
     def prove(self) -> None:
         """Ask for a sign of life; drop the connection when the one asked for before has not come."""

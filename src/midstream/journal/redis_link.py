@@ -189,6 +189,7 @@ class Tether:
         self._up, self._down, self._tired = up, down, tired
         self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
+        self._nudge = asyncio.Event()
         self._timer = self._loop.call_later(patience, self._tire)
         self.refusal = ""  # why the server will not have us, where it is that
         self._trouble = "no connection yet"
@@ -201,7 +202,7 @@ class Tether:
                 link = await self._dial()
             except Exception as error:  # noqa: BLE001  # not to try again would be to lose the store for ever
                 self._told(error)
-                await asyncio.sleep(pause * random.uniform(0.7, 1.3))
+                await self._rest(pause * random.uniform(0.7, 1.3))
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 continue
             pause, self.refusal = _FIRST_PAUSE, ""
@@ -213,6 +214,21 @@ class Tether:
             self._trouble = "the connection was lost"
             self._timer = self._loop.call_later(self._patience, self._tire)
             self._down()
+
+    async def _rest(self, seconds: float) -> None:
+        self._nudge.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._nudge.wait()
+        except TimeoutError:
+            pass
+
+    def hurry(self) -> None:
+        """Another connection to the same server was made: try at once, and be patient anew."""
+        if self._link is None:
+            self._nudge.set()
+            self._timer.cancel()
+            self._timer = self._loop.call_later(self._patience, self._tire)
 
     def _told(self, error: Exception) -> None:
         trouble = str(error) or type(error).__name__

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from midstream import rules
 from midstream.codec import fold as folds
-from midstream.errors import CursorAhead, JournalError, StoreLost, UnknownStream
+from midstream.errors import CursorAhead, JournalError, StoreLost, StoreUnavailable, UnknownStream
 from midstream.journal.redis_keys import FIELDS, FIXED, Numbers, Space, decode_meta, shard_of
 from midstream.journal.redis_scripts import command
 from midstream.journal.redis_store import Store
@@ -80,9 +80,14 @@ class Reading:
             return Numbers.of(told)
         raise await self.missing(stream_id)
 
-    async def missing(self, stream_id: str) -> UnknownStream | StoreLost:
-        """What to say of a stream whose hash is not there: it was forgotten, or a part of it is lost."""
+    async def missing(self, stream_id: str) -> UnknownStream | StoreLost | StoreUnavailable:
+        """What to say of a stream whose hash is not there: it was forgotten, or a part of it is lost.
+
+        Where the store was replaced a moment ago neither is known: its writer may be putting it back.
+        """
         shard = shard_of(stream_id)
+        if self._loop.time() - self._store.node(shard).replaced < self._store.terms.mend:
+            return StoreUnavailable("the store came back without this stream; its writer may have it", 1)
         signs = await self._store.together(
             shard,
             command("EXISTS", self._space.log(stream_id)),

@@ -68,7 +68,8 @@ class Greeting:
 class Node:
     """One server: a lane for appends, one for everything else, and ears.
 
-    `since` is the loop's time from which on we have had it without a break, and `born` when it was started.
+    `since` is the loop's time from which on we have had it without a break, `born` when it was started, and `replaced`
+    when we last met another one in its place.
     """
 
     def __init__(self, store: Store, place: Place) -> None:
@@ -76,7 +77,7 @@ class Node:
         self.run_id = ""
         self.policy = "noeviction"
         self.clustered = False
-        self.born = self.since = float("-inf")
+        self.born = self.since = self.replaced = float("-inf")
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._met = asyncio.Event()
@@ -118,6 +119,7 @@ class Node:
         self.clustered, self.policy = greeting.clustered, greeting.policy
         self.born = self._loop.time() - greeting.uptime
         if before and before != self.run_id:
+            self.replaced = self._loop.time()
             logger.warning("the store at %s was restarted or replaced", self.place)
             self._store.on_restart(self)
 
@@ -126,6 +128,9 @@ class Node:
             self.since = self._loop.time()
         self._tried = True
         self._met.set()
+        self.appends.hurry()
+        if self._ears is not None:
+            self._ears.hurry()
         self._store.greeted(self)
         self._store.on_up(self)
 
@@ -238,7 +243,7 @@ class Store:
 
     def answers(self) -> bool:
         """Is there a connection to every server that has some of our keys?"""
-        return all(node.calls.open for node in self._by_shard)
+        return all(node.calls.open and node.appends.open for node in self._by_shard)
 
     def nodes(self) -> list[Node]:
         return list(self._nodes.values())

@@ -83,7 +83,6 @@ class Guard:
         except Unauthorized as error:
             if not scope["path"].startswith(f"/{GRPC_SERVICE}/"):
                 raise
-            self._count(error)
             scope[REFUSED] = error  # its client wants a status of the call, not of HTTP
 
     def _admit_socket(self, scope: Scope) -> None:
@@ -108,12 +107,9 @@ class Guard:
             return keys.of_session(cookie, self._clock())
         return keys.identify(authorization, apikey)
 
-    def _count(self, error: MidstreamError) -> None:
-        self._refused[error.code] = self._refused.get(error.code, 0) + 1
-
     def _answer(self, error: Exception) -> Response:
         if isinstance(error, MidstreamError):
-            self._count(error)
+            self._refused[error.code] = self._refused.get(error.code, 0) + 1
             return error_response(error)
         if isinstance(error, HTTPException):
             if error.status_code == 405:

@@ -95,6 +95,8 @@ class Observer(Collector):
         delivered = streams.totals.delivered + sum(follow.position - follow.first for follow in readers)
         yield _counter("midstream_records_delivered", "Records handed to readers", delivered)
         yield _counter("midstream_readers_stalled", "Readers cut off for taking nothing", streams.totals.stalled)
+        available = int(streams.journal.available())
+        yield _gauge("midstream_store_available", "1 while the store answers and our lease holds", available)
         trips = streams.journal.round_trips()
         yield SummaryMetricFamily(
             "midstream_store_round_trip_seconds",
@@ -104,6 +106,8 @@ class Observer(Collector):
         )
         yield _by("midstream_streams_ended", "Streams ended, by how", "status", self._ended)
         yield _by("midstream_resumes", "Resumes, by what came of them", "outcome", streams.totals.resumed)
+        taken = streams.orphans.taken
+        yield _by("midstream_takeovers", "Streams of processes that are gone, by what became of them", "outcome", taken)
         yield _by("midstream_refused", "Requests refused, by code", "code", self.refused)
 
 

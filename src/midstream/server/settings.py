@@ -107,7 +107,12 @@ class Settings:
         "an OpenAI-compatible endpoint, such as http://127.0.0.1:8080/v1, for the models that match PATTERN (all "
         "without one); may be given several times, the first that matches serves; `scripted:` is a simulation",
     )
-    journal: str = _setting("sqlite:///midstream.db", str, "URL", "where records are kept: memory: or sqlite:///FILE")
+    journal: str = _setting(
+        "sqlite:///midstream.db",
+        str,
+        "URL",
+        "where records are kept: memory:, sqlite:///FILE or, shared by several gateways, redis://HOST",
+    )
     keys_file: str | None = _setting(
         None, str, "FILE", "keys, one `name:key` or `name:key:admin` a line; SIGHUP re-reads"
     )

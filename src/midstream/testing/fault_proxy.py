@@ -8,6 +8,7 @@
         proxy.stall(); proxy.resume()      # nothing goes through; then all of it does
         proxy.reset()                      # every open connection ends at once, as by a pulled plug
         await proxy.refuse(); await proxy.accept()   # nobody listens; somebody listens again, at the same port
+        proxy.retarget("127.0.0.1", other_port)      # new connections go to another server, as after a fail-over
 
 Works at the level of bytes: whatever speaks TCP can be put behind it.  Times are in seconds, sizes in bytes.
 """
@@ -146,6 +147,10 @@ class FaultProxy:
     def resume(self) -> None:
         """Forward what was held up, and go on."""
         self._pass.set()
+
+    def retarget(self, host: str, port: int) -> None:
+        """Forward connections that are made from now on to another server."""
+        self._target = (host, port)
 
     async def refuse(self) -> None:
         """Stop listening: who connects is refused.  Open connections stay."""

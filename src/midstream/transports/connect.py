@@ -11,7 +11,6 @@ before the model has said anything, one write for all that is new, and a peer th
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from contextvars import ContextVar
@@ -34,18 +33,18 @@ from midstream.codec.pb.inference_pb import (
     GenerateRequest,
     GenerateResponse,
 )
-from midstream.errors import MidstreamError, UnsupportedMediaType
+from midstream.errors import UnsupportedMediaType
 from midstream.transports.http import DIRECT, caller, header
 from midstream.transports.inference import Inference, Refusal, Request, refusal
 from midstream.transports.sse import PIPE
 from midstream.wire import H_STREAM_ID, SEND_STALL
 
-_log = logging.getLogger("midstream")
-
 # What a stream yields so that its headers go out; the message made of it is held back.
 _OPENING = b""
 # With these a client asks for compressed answers.
 _ACCEPTS = frozenset({b"accept-encoding", b"connect-accept-encoding", b"grpc-accept-encoding"})
+# Of every answer: neither a proxy nor a browser may hold, change or keep it.
+_HEADERS = [(b"cache-control", b"no-store, no-transform"), (b"x-accel-buffering", b"no")]
 # Where the guard leaves what it refuses a call for, so that the call ends as its protocol has it.
 REFUSED = "midstream.refused"
 
@@ -71,7 +70,8 @@ class Carrier:
         self._task = asyncio.current_task()
 
     async def __call__(self, event: Message) -> None:
-        if event["type"] != "http.response.body":
+        if event["type"] == "http.response.start":
+            event["headers"] = [*event["headers"], *_HEADERS]
             await self._send(event)
         elif event.get("more_body", False):
             if self._opening:
@@ -122,7 +122,7 @@ class ConnectApi:
     def __init__(self, inference: Inference, max_body: int, refused: dict[str, int]) -> None:
         self._app = InferenceServiceASGIApplication(
             _Service(inference, refused),
-            interceptors=[_Refusing()],
+            interceptors=[_Refusing(refused)],
             read_max_bytes=max_body,
             codecs=[_Binary(), _Json()],
         )
@@ -152,10 +152,12 @@ def _is_text(value: bytes) -> bool:
 class _Refusing:
     """Ends a call that the guard has refused, before anything of it is read."""
 
+    def __init__(self, refused: dict[str, int]) -> None:
+        self._refused = refused
+
     async def on_start(self, ctx: RequestContext[Any, Any]) -> None:
-        refused = _carrier.get().scope.get(REFUSED)
-        if refused is not None:
-            _end(refusal(refused))
+        if (error := _carrier.get().scope.get(REFUSED)) is not None:
+            _end(refusal(error, self._refused))
 
     async def on_end(self, token: None, ctx: RequestContext[Any, Any], error: Exception | None) -> None:
         """There is nothing to undo."""
@@ -191,8 +193,6 @@ class _Service(InferenceService):
             begun = await self._inference.generate(owner, request, carrier.abort)
             try:
                 ctx.response_headers[H_STREAM_ID] = begun.stream_id
-                ctx.response_headers["cache-control"] = "no-store, no-transform"
-                ctx.response_headers["x-accel-buffering"] = "no"
                 yield carrier.open()
                 async with aclosing(self._inference.messages(begun, owner)) as messages:
                     async for frames in messages:
@@ -201,15 +201,15 @@ class _Service(InferenceService):
                         await carrier.flush()
             finally:
                 self._inference.streams.leave(begun.follow)
-        except (Refusal, MidstreamError) as error:
-            self._refuse(error)
+        except Exception as error:  # noqa: BLE001  # whatever went wrong, the caller gets a status
+            _end(refusal(error, self._refused))
 
     async def ack(self, asked: AckRequest, ctx: _Context[AckRequest, AckResponse]) -> AckResponse:
         try:
             owner = caller(_carrier.get().scope).owner
             acked = await self._inference.ack(owner, asked.session_id, asked.acked_token_index)
-        except MidstreamError as error:
-            self._refuse(error)
+        except Exception as error:  # noqa: BLE001  # as above
+            _end(refusal(error, self._refused))
         return AckResponse(
             session_id=asked.session_id,
             acked_token_index=acked.acked,
@@ -220,15 +220,9 @@ class _Service(InferenceService):
     async def cancel(self, asked: CancelRequest, ctx: _Context[CancelRequest, CancelResponse]) -> CancelResponse:
         try:
             cancelled = await self._inference.cancel(caller(_carrier.get().scope).owner, asked.session_id)
-        except MidstreamError as error:
-            self._refuse(error)
+        except Exception as error:  # noqa: BLE001  # as above
+            _end(refusal(error, self._refused))
         return CancelResponse(session_id=asked.session_id, cancelled=cancelled)
-
-    def _refuse(self, error: Refusal | MidstreamError) -> NoReturn:
-        if isinstance(error, MidstreamError):
-            self._refused[error.code] = self._refused.get(error.code, 0) + 1
-            error = refusal(error)
-        _end(error)
 
 
 def _end(told: Refusal) -> NoReturn:

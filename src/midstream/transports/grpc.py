@@ -7,7 +7,6 @@ for one reader serves all.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -22,12 +21,10 @@ from grpc_status import rpc_status
 
 from midstream.codec.inference import message
 from midstream.codec.pb import inference_pb2 as pb
-from midstream.errors import BadRequest, MidstreamError, Unauthorized
+from midstream.errors import BadRequest, Unauthorized
 from midstream.transports.http import Caller
 from midstream.transports.inference import Inference, Refusal, Request, refusal
 from midstream.wire import GRPC_SERVICE, H_STREAM_ID
-
-_log = logging.getLogger("midstream")
 
 # Times are milliseconds.  A stream may be silent for minutes: a client may ask every 10 s whether we are there, the
 # shortest time that gRPC's own clients allow; who asks more than twice as often is sent away (`too_many_pings`).
@@ -134,18 +131,18 @@ class GrpcServer:
 
     async def _generate(self, data: bytes, context: Context) -> None:
         """Follow to the end.  A client that cancels, vanishes or runs out of time ends its call, no stream (I6)."""
-        stalled = asyncio.Event()
-        task = asyncio.current_task()
+        task, stalled = asyncio.current_task(), False
 
         def abort() -> None:
-            stalled.set()
+            nonlocal stalled
+            stalled = True
             if task is not None:
                 task.cancel()
 
         try:
             await self._answering(context, self._follow(data, context, abort))
         except asyncio.CancelledError:
-            if not stalled.is_set():
+            if not stalled:
                 raise
             # It goes out behind what the peer has not taken, so that it can still read up to here.
             await self._refuse(context, Refusal("UNAVAILABLE", "nothing was taken for too long; resume"))
@@ -214,14 +211,8 @@ class GrpcServer:
         """The verb's answer; what it raises becomes the call's status."""
         try:
             return await verb
-        except Refusal as told:
-            await self._refuse(context, told)
-        except MidstreamError as error:
-            self._refused[error.code] = self._refused.get(error.code, 0) + 1
-            await self._refuse(context, refusal(error))
         except Exception as error:  # noqa: BLE001  # whatever went wrong, the caller gets a status
-            _log.error("a call failed", exc_info=error)
-            await self._refuse(context, refusal(MidstreamError("an internal error; the log has the cause")))
+            await self._refuse(context, refusal(error, self._refused))
 
     async def _refuse(self, context: Context, told: Refusal) -> NoReturn:
         code = grpc.StatusCode[told.status]

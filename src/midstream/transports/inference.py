@@ -9,6 +9,7 @@ can be gone on with here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ from midstream.records import Frame, Page, Record, StreamState
 from midstream.streams import Streams
 from midstream.transports.asking import Sources, asked, begin
 from midstream.wire import DONE, FAILED, GRPC_DOMAIN, GRPC_ENDS, GRPC_STATUS, MAX_SESSION_CHARS
+
+_log = logging.getLogger("midstream")
 
 # The largest index that an int32 holds.
 MAX_INDEX = 2**31 - 1
@@ -106,7 +109,7 @@ class Inference:
             if follow is None:  # at the terminal record's position; the index that it has here is below that
                 raise CursorAhead(after)
         except PositionError as error:
-            raise await self.placed(error, stream_id, owner) from None
+            raise await self._placed(error, stream_id, owner) from None
         return Begun(stream_id, follow)
 
     def _position(self, request: Request) -> int:
@@ -159,10 +162,7 @@ class Inference:
         if not 0 <= index <= MAX_INDEX:
             raise BadRequest(f"acked_token_index is {index}; it must not be negative")
         stream_id = await self._known(owner, session)
-        try:
-            state = await self.streams.ack(stream_id, owner, seq_of(index))
-        except PositionError as error:
-            raise await self.placed(error, stream_id, owner) from None
+        state = await self.streams.ack(stream_id, owner, seq_of(index))
         # Neither `start` nor the terminal record is a chunk.
         journaled = index_of(state.highest_seq) if state.ended else index_of(state.highest_seq + 1)
         return Acked(index_of(state.acked_seq), journaled, max(index_of(state.oldest_retained_seq), 0))
@@ -172,22 +172,24 @@ class Inference:
         state = await self.streams.cancel(await self._known(owner, session), owner)
         return state.status == "cancelled"
 
-    async def placed(self, error: PositionError, stream_id: str, owner: str) -> PositionError:
-        """The error with what can be resumed from beside it, in the service's own counting."""
+    async def _placed(self, error: PositionError, stream_id: str, owner: str) -> PositionError:
+        """The error with what can be resumed from, in the service's own counting."""
         try:
             state = await self.streams.owned(stream_id, owner)
         except UnknownStream:
             return error
-        lowest, highest = rules.honoured(state)
-        error.facts |= {"resume_from_lowest": resume_from(lowest), "resume_from_highest": resume_from(highest)}
+        low, high = (resume_from(position) for position in rules.honoured(state))
         if state.ended:  # after the final message there is none to resume with
-            error.facts["resume_from_highest"] -= 1
+            high -= 1
+        error.detail = f"of this session resume_from_token {low} to {high} can be honoured"
+        error.facts |= {"resume_from_lowest": low, "resume_from_highest": high}
         return error
 
     async def messages(self, begun: Begun, owner: str) -> AsyncGenerator[list[Frame], None]:
         """Frames of which each makes one message, all there are at a time.
 
-        Raises Refusal unless the answer is complete.
+        Raises Refusal when the stream failed or was cancelled, CursorExpired, ShuttingDown when this reader was
+        interrupted, StoreUnavailable.
         """
         follow = begun.follow
         try:
@@ -197,9 +199,9 @@ class Inference:
                 if follow.ended:
                     _check_end(page.frames[-1])
         except PositionError as error:
-            raise refusal(await self.placed(error, begun.stream_id, owner)) from None
+            raise await self._placed(error, begun.stream_id, owner) from None
         if not follow.ended:
-            raise refusal(ShuttingDown("this connection ended before the answer did; resume it"))
+            raise ShuttingDown("this call ended before the answer did; resume it")
 
 
 def _name(owner: str, session: str) -> str:
@@ -242,14 +244,22 @@ def _check_end(frame: Frame) -> None:
     raise Refusal(status, f"the generation was cancelled ({reason})", _info(record.event, facts))
 
 
-def refusal(error: MidstreamError) -> Refusal:
-    """What a call ends with for this error."""
+def refusal(error: Exception, refused: dict[str, int]) -> Refusal:
+    """What a call ends with for this error, which is counted in `refused` by its code.
+
+    The cause of a fault of ours is for the log, not for the caller.
+    """
+    if isinstance(error, Refusal):
+        return error
+    if not isinstance(error, MidstreamError):
+        _log.error("a call failed", exc_info=error)
+        error = MidstreamError("an internal error; the log has the cause")
+    refused[error.code] = refused.get(error.code, 0) + 1
     message = error.detail or error.code
     if isinstance(error, ProducerFailed):  # before there was a stream that could say so itself
         facts = {"retryable": error.retryable, **error.facts}
         return Refusal(GRPC_ENDS[FAILED], message, _info(error.failure, facts))
-    status = GRPC_STATUS.get(error.code, "INTERNAL")
-    info = _info(error.code, error.facts)
+    status, info = GRPC_STATUS.get(error.code, "INTERNAL"), _info(error.code, error.facts)
     if isinstance(error, Busy):
         return Refusal(status, message, info, RetryInfo(retry_delay=Duration(seconds=error.retry_after)))
     return Refusal(status, message, info)

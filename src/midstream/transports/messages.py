@@ -20,7 +20,7 @@ from midstream.errors import (
 )
 from midstream.records import Frame, Page
 from midstream.transports.http import error_body
-from midstream.wire import MAX_REF_CHARS
+from midstream.wire import HTTP_STATUS, MAX_REF_CHARS
 
 # A page of more records than this goes as one JSON array: its reader is behind, and better served by few messages.
 _APART = 16
@@ -70,7 +70,9 @@ def error_message(error: MidstreamError, ref: str | None) -> bytes:
     """An error as a message: what its HTTP body would say, under the names of this transport."""
     body = error_body(error)
     code = error.failure if isinstance(error, ProducerFailed) else error.code
-    told: dict[str, Any] = {"type": "error", "ref": ref, "code": code, "detail": str(error)}
+    # The status is for clients that meet a code they do not know.
+    status = HTTP_STATUS.get(code, 502 if isinstance(error, ProducerFailed) else 500)
+    told: dict[str, Any] = {"type": "error", "ref": ref, "code": code, "status": status, "detail": str(error)}
     del body["error"]
     if isinstance(error, Busy):
         body["retry_after"] = error.retry_after

@@ -212,6 +212,32 @@ async def test_a_stream_that_is_never_read_gives_its_connection_back(gateway: Od
         assert await seqs(await client.generate("hi")) == WHOLE
 
 
+def test_a_client_that_is_closed_leaves_no_connection_open() -> None:
+    """Nor those of streams that nobody has read to their end: a warning of the library's would be an error here."""
+    kept: list[AsyncStream] = []
+
+    async def use(url: str) -> None:
+        async with AsyncClient(url, patience=HASTE) as client:
+            kept.extend([await client.generate("hi"), await client.generate("hi")])
+            assert (await anext(aiter(kept[1]))).seq == 1
+
+    with in_thread(OddGateway(last=9)) as running:
+        running.then(*[stream(running.after(0, 4), Stall())] * 2)
+        asyncio.run(use(running.url))
+        kept.clear()
+        gc.collect()
+
+
+async def test_a_stream_goes_on_after_its_client_was_closed(gateway: OddGateway) -> None:
+    """From the position, on a connection of its own."""
+    gateway.then(stream(gateway.after(0, 4), Stall()))
+    client = AsyncClient(gateway.url, patience=HASTE)
+    answer = await client.generate("hi")
+    await client.aclose()
+    assert await seqs(answer) == WHOLE
+    await client.aclose()
+
+
 async def test_calls_do_not_wait_behind_streams(gateway: OddGateway) -> None:
     gateway.then(stream(gateway.after(0, 4), Stall()))
     async with AsyncClient(gateway.url, connections=1, timeout=5) as client:

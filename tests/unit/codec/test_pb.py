@@ -61,7 +61,7 @@ def test_service_has_the_methods_it_always_had() -> None:
 
 def test_both_runtimes_write_the_same_bytes() -> None:
     """grpcio's and Connect's classes are made of one definition."""
-    fields = {"prompt": "你 a", "session_id": "s", "resume_from_token": 300, "model": "m"}
+    fields: dict[str, Any] = {"prompt": "你 a", "session_id": "s", "resume_from_token": 300, "model": "m"}
     assert inference_pb.GenerateRequest(**fields).to_binary() == pb.GenerateRequest(**fields).SerializeToString()
     assert inference_connect.InferenceService.desc().type_name == GRPC_SERVICE
 

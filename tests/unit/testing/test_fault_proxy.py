@@ -177,6 +177,20 @@ async def test_refused_and_accepted_again_at_the_same_port(proxy: FaultProxy) ->
         assert await client.ask(b"one\n") == b"ONE\n"
 
 
+async def test_retargeted_connections_go_elsewhere(proxy: FaultProxy, echo: Echo) -> None:
+    """Open ones stay where they are."""
+    other = Echo()
+    server = await asyncio.start_server(other.serve, "127.0.0.1", 0)
+    async with talk(proxy) as before:
+        assert await before.ask(b"one\n") == b"ONE\n"
+        proxy.retarget("127.0.0.1", server.sockets[0].getsockname()[1])
+        async with talk(proxy) as after:
+            assert await after.ask(b"two\n") == b"TWO\n"
+        assert await before.ask(b"three\n") == b"THREE\n"
+    assert (echo.heard, other.heard) == ([b"one\n", b"three\n"], [b"two\n"])
+    server.close()
+
+
 async def test_server_that_is_not_there_ends_the_connection() -> None:
     """A client of a dead server is not kept waiting."""
     async with FaultProxy("127.0.0.1", 1) as proxy, talk(proxy) as client:

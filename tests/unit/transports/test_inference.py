@@ -15,6 +15,10 @@ from midstream.wire import GRPC_STATUS
 from tests.unit.test_errors import classes
 
 
+def refused_for(error: Exception) -> Refusal:
+    return refusal(error, {})
+
+
 def unpacked(told: Refusal) -> list[Message]:
     kinds = {kind.DESCRIPTOR.full_name: kind for kind in (ErrorInfo, RetryInfo)}
     return [kinds[detail.TypeName()].FromString(detail.value) for detail in told.details]
@@ -35,7 +39,7 @@ def made(kind: type[MidstreamError]) -> MidstreamError:
 @pytest.mark.parametrize("kind", [kind for kind in classes(MidstreamError) if vars(kind).get("code") in GRPC_STATUS])
 def test_error_becomes_the_status_of_the_table_and_names_its_code(kind: type[MidstreamError]) -> None:
     """A client needs no text to know what happened."""
-    told = refusal(made(kind))
+    told = refused_for(made(kind))
     assert told.status == GRPC_STATUS[kind.code]
     assert info(told)[0] == kind.code.upper()
     assert told.message
@@ -43,22 +47,22 @@ def test_error_becomes_the_status_of_the_table_and_names_its_code(kind: type[Mid
 
 def test_facts_stand_in_the_details() -> None:
     """As text, which is all that ErrorInfo takes; what is not known is left out."""
-    assert info(refusal(CursorExpired(812))) == ("CURSOR_EXPIRED", {"oldest_available": "812"})
-    assert info(refusal(CursorExpired(None))) == ("CURSOR_EXPIRED", {})
-    assert info(refusal(CursorAhead(640))) == ("CURSOR_AHEAD", {"highest_seq": "640"})
+    assert info(refused_for(CursorExpired(812))) == ("CURSOR_EXPIRED", {"oldest_available": "812"})
+    assert info(refused_for(CursorExpired(None))) == ("CURSOR_EXPIRED", {})
+    assert info(refused_for(CursorAhead(640))) == ("CURSOR_AHEAD", {"highest_seq": "640"})
 
 
 def test_what_may_pass_says_when_to_come_back() -> None:
     """As google.rpc.RetryInfo, which clients know."""
-    told = refusal(TooManyStreams("full", 7))
+    told = refused_for(TooManyStreams("full", 7))
     [found] = [detail for detail in unpacked(told) if isinstance(detail, RetryInfo)]
     assert found.retry_delay.seconds == 7
-    assert not [detail for detail in unpacked(refusal(errors.UnknownStream())) if isinstance(detail, RetryInfo)]
+    assert not [detail for detail in unpacked(refused_for(errors.UnknownStream())) if isinstance(detail, RetryInfo)]
 
 
 def test_failure_before_there_was_a_stream_is_aborted() -> None:
     """With the upstream's code, like one after some tokens."""
-    told = refusal(ProducerFailed("upstream_unreachable", "no connection", retryable=True, status=502))
+    told = refused_for(ProducerFailed("upstream_unreachable", "no connection", retryable=True, status=502))
     assert (told.status, told.message) == ("ABORTED", "no connection")
     assert info(told) == ("UPSTREAM_UNREACHABLE", {"retryable": "true", "status": "502"})
 
@@ -66,13 +70,31 @@ def test_failure_before_there_was_a_stream_is_aborted() -> None:
 @pytest.mark.parametrize("text", ["x" * 100_000, "你" * 100_000, "\u0000" * 1000])
 def test_long_text_does_not_burst_the_metadata(text: str) -> None:
     """A status travels as metadata, escaped; clients take 8 KiB of it and break off the call for more."""
-    told = refusal(ProducerFailed("upstream_error", text, retryable=False, said=text, nested={"text": text}))
+    told = refused_for(ProducerFailed("upstream_error", text, retryable=False, said=text, nested={"text": text}))
     size = len(told.message.encode()) * 3 + sum(len(detail.SerializeToString()) for detail in told.details) * 4 / 3
     assert size < 4096
     told.message.encode()
 
 
+def test_refusals_are_counted_by_code_and_ends_of_streams_are_none() -> None:
+    """What a stream came to is no refusal of the call."""
+    counts: dict[str, int] = {}
+    refusal(errors.UnknownStream(), counts)
+    refusal(errors.UnknownStream(), counts)
+    ended = Refusal("ABORTED", "too slow")
+    assert refusal(ended, counts) is ended
+    assert counts == {"unknown_stream": 2}
+
+
+def test_fault_of_ours_tells_the_caller_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The cause is for the log."""
+    told = refused_for(RuntimeError("secret"))
+    assert (told.status, info(told)) == ("INTERNAL", ("INTERNAL_ERROR", {}))
+    assert "secret" not in told.message
+    assert "secret" in caplog.text
+
+
 def test_short_text_is_told_as_it_is() -> None:
     """To the last character."""
-    assert refusal(errors.BadRequest("é" * 300)).message == "é" * 300
-    assert refusal(errors.BadRequest("é" * 301)).message == "é" * 300 + "…"
+    assert refused_for(errors.BadRequest("é" * 300)).message == "é" * 300
+    assert refused_for(errors.BadRequest("é" * 301)).message == "é" * 300 + "…"

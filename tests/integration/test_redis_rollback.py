@@ -1,0 +1,249 @@
+"""A store that comes back without what it had said was kept: put right by who still has it, or told; never papered over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import pytest_asyncio
+
+from midstream.codec import native
+from midstream.errors import CursorAhead, ProducerFailed, StoreLost
+from midstream.journal.redis import RedisJournal
+from midstream.records import Record
+from midstream.testing.fault_proxy import FaultProxy
+from midstream.testing.journal_writer import Writer, meta, read_all, tokens, written
+from tests.sharing import Processes, Reader, Told, crash, eventually, processes, until
+from tests.valkeys import BRIEF, QUICK, Valkey, valkey
+
+LOST = ProducerFailed("store_lost", "the store came back without the newest records", retryable=True)
+
+
+class Failover:
+    """A primary, a replica that has what was written until it was promoted, and gateways that reach them at one address."""
+
+    def __init__(self, primary: Valkey, replica: Valkey, proxy: FaultProxy, several: Processes) -> None:
+        self.primary, self.replica = primary, replica
+        self._proxy = proxy
+        self._several = several
+        self.clock = several.clock
+
+    async def start(self, listener: Told | None = None, terms: object = QUICK) -> RedisJournal:
+        url = f"redis://127.0.0.1:{self._proxy.port}?prefix={self._several.prefix}"
+        return await self._several.start(listener, url=url, terms=terms)  # type: ignore[arg-type]  # Terms
+
+    async def cut_off(self) -> None:
+        """The replica has all there is now, and gets nothing more."""
+        size = self.primary.ask("DBSIZE")
+        offset = self.primary.info("replication")["master_repl_offset"]
+        await until(lambda: self.replica.info("replication")["slave_repl_offset"] >= offset, "the replica to catch up")
+        assert self.replica.ask("DBSIZE") == size
+        self.replica.ask("REPLICAOF", "NO", "ONE")
+
+    def fail_over(self) -> None:
+        """The primary is gone, its address leads to the replica."""
+        self._proxy.retarget("127.0.0.1", self.replica.port)
+        self.primary.kill()
+        self._proxy.reset()
+
+
+@pytest_asyncio.fixture
+async def failover() -> AsyncIterator[Failover]:
+    with valkey() as primary, valkey(replicaof=f"127.0.0.1 {primary.port}") as replica:
+        await until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica to be in step")
+        async with FaultProxy("127.0.0.1", primary.port) as proxy, processes(primary) as several:
+            yield Failover(primary, replica, proxy, several)
+
+
+async def test_restart_that_loses_nothing_is_not_noticed() -> None:
+    """SIGKILL with every write on disk: writers and readers go on, and the stream stays fit to be continued."""
+    with valkey(appendonly="yes", appendfsync="always") as server:
+        async with processes(server) as several:
+            a, b = await several.start(terms=BRIEF), await several.start(Told(), terms=BRIEF)
+            writer = await Writer.begin(a, meta(several.clock), ["ada/idem/K"])
+            await writer.say("before")
+            readers = [Reader(journal, writer.stream_id) for journal in (a, b)]
+            for reader in readers:
+                await reader.has(2)
+            server.kill()
+            server.start()
+            await until(lambda: a.available() and b.available(), "the store to be back")
+            await writer.say("after")
+            await crash(a)
+
+            async def orphan() -> bool:
+                claim = await b.claim_orphan(writer.stream_id)
+                if claim is not None:
+                    assert claim.intact
+                return claim is not None
+
+            await eventually(orphan, "the lease to run out")
+            heir = Writer(b, writer.stream_id, writer.frames, 2)
+            await heir.finish()
+            await readers[1].over()
+            assert readers[1].frames == heir.frames
+            assert await b.find("ada/idem/K") == writer.stream_id
+            await readers[0].leave()
+
+
+async def test_store_that_lost_everything_is_given_it_again() -> None:
+    """Restarted empty: a living writer that has all of its stream puts it back, names and all, before it goes on."""
+    with valkey() as server:
+        async with processes(server) as several:
+            a, b = await several.start(), await several.start()
+            writer = await Writer.begin(a, meta(several.clock, request=b'{"x":1}'), ["ada/idem/K"])
+            await writer.say("one ", "two ")
+            silent = await written(a, meta(several.clock), 4)
+            readers = [Reader(journal, writer.stream_id) for journal in (a, b)]
+            for reader in readers:
+                await reader.has(3)
+                await reader.waits()
+            server.kill()
+            server.start()
+            await until(lambda: a.available() and b.available(), "the store to be back")
+            await writer.say("three")
+            await writer.finish()
+            for reader in readers:
+                await reader.over()
+                assert reader.frames == writer.frames
+            assert await read_all(b, writer.stream_id) == writer.frames
+            state = await b.state(writer.stream_id)
+            assert (state.meta.request, state.epoch) == (b'{"x":1}', 1)
+            assert await b.find("ada/idem/K") == writer.stream_id
+            assert await read_all(b, silent.stream_id) == silent.frames  # without its writer having said a word
+
+
+async def test_what_is_not_held_any_more_is_lost_by_name() -> None:
+    """Restarted empty, and a part of the answer was let go: the writer hears StoreLost, no stream begins in its middle."""
+    with valkey() as server:
+        async with processes(server) as several:
+            journal = await several.start()
+            writer = await written(journal, meta(several.clock), 9)
+            await journal.trim(writer.stream_id, 5, None)
+            server.kill()
+            server.start()
+            await until(journal.available, "the store to be back")
+            with pytest.raises(StoreLost):
+                await writer.say("on")
+            assert not [key for key in several.keys() if b":log:" in key]
+
+
+async def test_lagging_replica_is_given_what_it_lacks(failover: Failover) -> None:
+    """Fail-over to a replica without the last three records: the writer puts them back, byte for byte, and goes on."""
+    a, b = await failover.start(), await failover.start()
+    writer = await written(a, meta(failover.clock), 10)
+    silent = await written(a, meta(failover.clock), 5)
+    await failover.cut_off()
+    await writer.say("a")
+    await writer.say("b", "c")
+    await silent.say("unseen")
+    readers = [Reader(journal, writer.stream_id) for journal in (a, b)]
+    for reader in readers:
+        await reader.has(13)
+        await reader.waits()
+    failover.fail_over()
+    await until(lambda: a.available() and b.available(), "the replica to be met")
+    await writer.say("on")
+    await writer.finish()
+    for reader in readers:
+        await reader.over()
+        assert reader.frames == writer.frames
+    assert await read_all(b, writer.stream_id) == writer.frames
+
+    async def put_back() -> bool:
+        return (await b.state(silent.stream_id)).highest_seq == 6
+
+    await eventually(put_back, "the silent stream's record")
+    assert await read_all(b, silent.stream_id) == silent.frames
+
+
+async def test_writer_that_cannot_put_back_ends_its_stream(failover: Failover) -> None:
+    """It hears where the stream ends now, can end it there, and readers further on are told, whatever they wait for (I8)."""
+    a, b = await failover.start(Told()), await failover.start(Told())
+    writer = await written(a, meta(failover.clock), 10)
+    await failover.cut_off()
+    for text in ("a", "b", "c"):
+        await writer.say(text)
+    readers = {position: Reader(b, writer.stream_id, position) for position in (9, 11, 12, 13)}
+    await readers[9].has(4)
+    for reader in readers.values():
+        await reader.waits()
+    tail = a._tails.get(writer.stream_id)
+    assert tail is not None
+    tail.shrink(1)  # as if the records had gone for space
+    failover.fail_over()
+    await until(lambda: a.available() and b.available(), "the replica to be met")
+    with pytest.raises(StoreLost) as lost:
+        await writer.say("on")
+    assert lost.value.facts["expected"] == 11
+    end = native.failed(11, LOST)
+    await a.append(writer.stream_id, [end], epoch=1, first_seq=11)
+    for reader in readers.values():  # all have been given what is no more, or stand where it was
+        await reader.over()
+        assert isinstance(reader.error, CursorAhead)
+        assert reader.error.highest_seq == 10 or reader.error.highest_seq == 11
+    assert await read_all(b, writer.stream_id) == [*writer.frames[:10], end]
+    resumed = Reader(b, writer.stream_id, 10)
+    await resumed.over()
+    assert (resumed.frames, resumed.error) == ([end], None)
+
+
+async def test_take_over_after_a_fail_over_is_known_to_be_unsafe(failover: Failover) -> None:
+    """The writer is gone and so is its server: what the replica has may be short, so nobody continues it (I8)."""
+    terms = replace(BRIEF, mend=0.3)
+    a, b = await failover.start(terms=terms), await failover.start(Told(), terms=terms)
+    writer = await written(a, meta(failover.clock), 10)
+    await failover.cut_off()
+    await writer.say("unreplicated")
+    reader = Reader(b, writer.stream_id, 0)
+    await reader.has(11)
+    await crash(a)
+    failover.fail_over()
+    await until(b.available, "the replica to be met")
+    assert await b.claim_orphan(writer.stream_id) is None  # the living have not had their time to renew
+    claims = []
+
+    async def claimed() -> bool:
+        claims.append(await b.claim_orphan(writer.stream_id))
+        return claims[-1] is not None
+
+    await eventually(claimed, "the term to be over")
+    assert claims[-1] is not None
+    assert not claims[-1].intact
+    seq = claims[-1].state.highest_seq + 1
+    assert seq == 11
+    await b.append(writer.stream_id, [native.failed(seq, LOST)], epoch=claims[-1].state.epoch, first_seq=seq)
+    await reader.over()
+    assert isinstance(reader.error, CursorAhead)
+    assert [Record.of(frame).event for frame in await read_all(b, writer.stream_id, 10)] == ["failed"]
+
+
+async def test_epoch_given_out_twice_fences_all_the_same(failover: Failover) -> None:
+    """The replica missed a take-over: the epoch that another process then gets is not good for the first one (I2)."""
+    terms = replace(BRIEF, renew=0.1)
+    a, b, c = [await failover.start(Told(), terms=terms) for _ in range(3)]
+    writer = await written(a, meta(failover.clock), 3)
+    await failover.cut_off()
+    await crash(a)
+    claims = []
+
+    async def claimed_by(journal: RedisJournal) -> bool:
+        claims.append(await journal.claim_orphan(writer.stream_id))
+        return claims[-1] is not None
+
+    await eventually(lambda: claimed_by(b), "the first lease to run out")
+    heir = Writer(b, writer.stream_id, writer.frames, 2)
+    await heir.say("by the first heir")
+    failover.fail_over()
+    await until(lambda: b.available() and c.available(), "the replica to be met")
+    state = await c.claim(writer.stream_id)
+    assert state.epoch == 2
+    with pytest.raises(Exception, match="claimed") as refused:
+        await heir.say("more")
+    assert refused.value.code == "stale_writer"  # type: ignore[attr-defined]  # a MidstreamError
+    await c.append(writer.stream_id, tokens(4, ["by the second heir"]), epoch=2, first_seq=4)
+    frames = await read_all(c, writer.stream_id)
+    assert [Record.of(frame).json().get("delta") for frame in frames[3:]] == ["by the second heir"]
+    await asyncio.sleep(0)
