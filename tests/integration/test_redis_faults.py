@@ -403,7 +403,7 @@ async def test_eviction_by_us_is_expired_not_lost(several: Processes) -> None:
 async def test_user_and_password_come_by_url() -> None:
     """An ACL user gets in with what is listed for it; the wrong password is told at the start, without quoting it."""
     with valkey() as server:
-        server.ask("ACL", "SETUSER", "mid", "on", ">p%40ss", "~ms:*", "&ms:*", *"+@all -@admin".split())
+        server.ask("ACL", "SETUSER", "mid", "on", ">p%40ss", "~ms:*", "&ms:*", *["+@all", "-@admin"])
         server.ask("ACL", "SETUSER", "default", "off")
         good = f"redis://mid:p%2540ss@127.0.0.1:{server.port}/0?prefix=ms"
         journal = redis_journal(good, "ms")

@@ -15,7 +15,7 @@ from midstream.journal.redis import RedisJournal
 from midstream.records import Record
 from midstream.testing.fault_proxy import FaultProxy
 from midstream.testing.journal_writer import Writer, meta, read_all, tokens, written
-from tests.sharing import Processes, Reader, Told, crash, eventually, processes, until
+from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of, until
 from tests.valkeys import BRIEF, QUICK, Valkey, valkey
 
 LOST = ProducerFailed("store_lost", "the store came back without the newest records", retryable=True)
@@ -51,7 +51,7 @@ class Failover:
 
 @pytest_asyncio.fixture
 async def failover() -> AsyncIterator[Failover]:
-    with valkey() as primary, valkey(replicaof=f"127.0.0.1 {primary.port}") as replica:
+    with valkey(repl_diskless_sync_delay=0) as primary, valkey(replicaof=f"127.0.0.1 {primary.port}") as replica:
         await until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica to be in step")
         async with FaultProxy("127.0.0.1", primary.port) as proxy, processes(primary) as several:
             yield Failover(primary, replica, proxy, several)
@@ -71,6 +71,9 @@ async def test_restart_that_loses_nothing_is_not_noticed() -> None:
             server.start()
             await until(lambda: a.available() and b.available(), "the store to be back")
             await writer.say("after")
+            tail = a._tails.get(writer.stream_id)
+            assert tail is not None
+            await until(lambda: tail.run == server.info("server")["run_id"], "the writer to have looked after its stream")
             await crash(a)
 
             async def orphan() -> bool:
@@ -112,7 +115,12 @@ async def test_store_that_lost_everything_is_given_it_again() -> None:
             state = await b.state(writer.stream_id)
             assert (state.meta.request, state.epoch) == (b'{"x":1}', 1)
             assert await b.find("ada/idem/K") == writer.stream_id
-            assert await read_all(b, silent.stream_id) == silent.frames  # without its writer having said a word
+
+            async def there() -> bool:
+                return await refusal_of(b.state(silent.stream_id)) == "nothing"
+
+            await eventually(there, "the silent stream, whose writer says nothing")
+            assert await read_all(b, silent.stream_id) == silent.frames
 
 
 async def test_what_is_not_held_any_more_is_lost_by_name() -> None:
@@ -184,7 +192,7 @@ async def test_writer_that_cannot_put_back_ends_its_stream(failover: Failover) -
         await reader.over()
         assert isinstance(reader.error, CursorAhead)
         assert reader.error.highest_seq == 10 or reader.error.highest_seq == 11
-    assert await read_all(b, writer.stream_id) == [*writer.frames[:10], end]
+    assert (await b.read(writer.stream_id, 0)).frames == [*writer.frames[:10], end]
     resumed = Reader(b, writer.stream_id, 10)
     await resumed.over()
     assert (resumed.frames, resumed.error) == ([end], None)
@@ -217,7 +225,9 @@ async def test_take_over_after_a_fail_over_is_known_to_be_unsafe(failover: Failo
     await b.append(writer.stream_id, [native.failed(seq, LOST)], epoch=claims[-1].state.epoch, first_seq=seq)
     await reader.over()
     assert isinstance(reader.error, CursorAhead)
-    assert [Record.of(frame).event for frame in await read_all(b, writer.stream_id, 10)] == ["failed"]
+    page = await b.read(writer.stream_id, 10)
+    assert [Record.of(frame).event for frame in page.frames] == ["failed"]
+    assert page.ends
 
 
 async def test_epoch_given_out_twice_fences_all_the_same(failover: Failover) -> None:

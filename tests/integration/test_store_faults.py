@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from uuid import uuid4
 
 from midstream.testing.fault_proxy import FaultProxy
@@ -18,9 +18,10 @@ OPTIONS = ("--upstream", "scripted:")
 @asynccontextmanager
 async def behind_proxy() -> AsyncIterator[tuple[FaultProxy, Fleet]]:
     """Gateways, none yet, that reach their store through a proxy."""
-    async with FaultProxy("127.0.0.1", shared().port) as proxy:
-        async with fleet(f"redis://127.0.0.1:{proxy.port}?prefix=t{uuid4().hex}", *OPTIONS) as gateways:
-            yield proxy, gateways
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(FaultProxy("127.0.0.1", shared().port))
+        url = f"redis://127.0.0.1:{proxy.port}?prefix=t{uuid4().hex}"
+        yield proxy, await stack.enter_async_context(fleet(url, *OPTIONS))
 
 
 async def refused(gateways: Fleet, replica: Replica, method: str, path: str, body: object = None) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from midstream.codec import native
 from midstream.errors import JournalError, MidstreamError, StoreUnavailable, StreamEnded, UnknownStream
@@ -326,15 +326,17 @@ class RedisJournal:
 
     def peek(self, stream_id: str, after: int) -> Page | None:
         tail = self._tails.get(stream_id)
-        if tail is None or not tail.fresh:
-            return None
-        return tail.page(after, SLICE_FRAMES, SLICE_BYTES)
+        return tail.page(after, SLICE_FRAMES, SLICE_BYTES) if self._at_hand(tail) else None
+
+    def _at_hand(self, tail: Tail | None) -> TypeGuard[Tail]:
+        """May readers be answered from this process?  What `peek` and `call_when` say must not differ."""
+        return tail is not None and tail.fresh and tail.forked < 0 and self._running
 
     async def read(self, stream_id: str, after: int, limit: int = SLICE_FRAMES, max_bytes: int = SLICE_BYTES) -> Page:
         tail = await self._watch.reading.known(stream_id)
         if not tail.fresh and after >= tail.first - 1:
             await self._watch.stirred(tail)
-        if tail.fresh and (page := tail.page(after, limit, max_bytes)) is not None:
+        if self._at_hand(tail) and (page := tail.page(after, limit, max_bytes)) is not None:
             return page
         return await self._watch.reading.page(tail, after, limit, max_bytes)
 
@@ -347,12 +349,12 @@ class RedisJournal:
                 return  # the read that follows will say it
             if tail.returned or tail.highest > after:
                 return
-        if self._running:
+        if self._running and not 0 <= tail.forked <= after:
             await tail.wait(after)
 
     def call_when(self, stream_id: str, after: int, callback: Callable[[], None]) -> bool:
         tail = self._tails.get(stream_id)
-        return tail is not None and tail.fresh and self._running and tail.call_when(after, callback)
+        return self._at_hand(tail) and tail.call_when(after, callback)
 
     def wake(self, stream_id: str) -> None:
         if tail := self._tails.get(stream_id):

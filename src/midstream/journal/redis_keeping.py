@@ -188,7 +188,7 @@ class Keeping:
     async def _keep(self, tail: Tail, now: float) -> None:
         if now - tail.kept >= TOUCH_EVERY:  # an append does that itself
             tail.kept = now
-            await _quietly(self._writing.call(KEEP, tail))
+            await _quietly(self._writing.call(KEEP, tail, tail.mine, tail.run))
         tail.bound = now
         await _quietly(self._names.bind(tail.names, tail.stream_id, tail.ttl))
 

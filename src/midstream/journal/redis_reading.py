@@ -18,7 +18,7 @@ from midstream.journal.redis_scripts import command
 from midstream.journal.redis_store import Store
 from midstream.journal.redis_tail import Tail, Tails
 from midstream.records import Fold, Frame, Page, within
-from midstream.wire import SLICE_FRAMES
+from midstream.wire import OPEN, SLICE_FRAMES
 
 # About what a record takes: how many are asked for where as many bytes are wanted.
 _RECORD_BYTES = 160
@@ -86,15 +86,16 @@ class Reading:
         Where the store was replaced a moment ago neither is known: its writer may be putting it back.
         """
         shard = shard_of(stream_id)
-        if self._loop.time() - self._store.node(shard).replaced < self._store.terms.mend:
+        tail = self._tails.get(stream_id)
+        ours = tail is not None and tail.mine > 0 and self.replaced(tail)
+        if not ours and self._loop.time() - self._store.node(shard).replaced < self._store.terms.mend:
             return StoreUnavailable("the store came back without this stream; its writer may have it", 1)
         signs = await self._store.together(
             shard,
             command("EXISTS", self._space.log(stream_id)),
             command("HEXISTS", self._space.open(shard), stream_id),
         )
-        tail = self._tails.get(stream_id)
-        if tail is not None and not (tail.mine and self.replaced(tail)):  # its writer may bring it back
+        if not ours:  # else it is for us to bring it back
             self._tails.pop(stream_id)
         return StoreLost(f"the store has lost the numbers of {stream_id}") if any(signs) else UnknownStream()
 
@@ -153,10 +154,11 @@ class Reading:
         if not tail.frames:  # the pages that will be asked for next come along
             span = max(limit, self.span)
         found = await self.fetch(tail, after, span)
-        until = self._loop.time() + self._store.terms.mend
-        while tail.returned and found.told.highest < max(after, tail.highest) and self._loop.time() < until:
+        while self.behind(tail, found.told) and self.may_be_put_back(tail, found.told):
             await asyncio.sleep(_ASK_AGAIN)
             found = await self.fetch(tail, after, span)
+        if self.behind(tail, found.told):
+            self.accept(tail, found.told)
         told, frames = found.told, within(found.frames[:limit], max_bytes)
         if tail.forked >= 0:
             if told.highest > tail.forked:  # more than an end was written: the records are back
@@ -164,6 +166,20 @@ class Reading:
             elif after >= tail.forked:
                 raise CursorAhead(tail.forked - 1)
         return Page(frames, after + len(frames), told.highest, told.oldest, told.status)
+
+    def behind(self, tail: Tail, told: Numbers) -> bool:
+        """Did the store come back without records that it once said were kept?"""
+        return tail.returned and told.highest < tail.highest
+
+    def may_be_put_back(self, tail: Tail, told: Numbers) -> bool:
+        """May its writer still be at it?"""
+        since = self._loop.time() - self._store.node(tail.shard).since
+        return told.status == OPEN and since < self._store.terms.mend
+
+    def accept(self, tail: Tail, told: Numbers) -> None:
+        """They are lost.  What is there from this seq on, if anything, is the end that was written instead."""
+        tail.forget_records()
+        tail.forked = told.highest + (told.status == OPEN)
 
     async def whole(self, tail: Tail, upto: int | None = None) -> Whole:
         """The fold and the records after it: all, or at least those up to `upto`.  Raises UnknownStream, StoreLost."""

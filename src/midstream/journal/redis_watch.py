@@ -161,10 +161,10 @@ class Watch:
     async def _stirred(self, tail: Tail) -> None:
         try:
             await self.read(tail)
-        except (UnknownStream, StoreLost):
+        except (UnknownStream, StoreLost) as error:
             tail.fresh = False
-            tail.wake()  # its readers will hear it from the store
-            if tail.mine:
+            tail.wake()  # its readers will hear it from the store, and its writer at its next append
+            if tail.mine and isinstance(error, UnknownStream):
                 self._superseded(tail)
         except StoreUnavailable:
             pass
@@ -196,13 +196,11 @@ class Watch:
         after = max(tail.highest - 1, 0)
         last = tail.records(tail.highest, tail.highest)
         found = await self.reading.fetch(tail, after, SLICE_FRAMES)
-        behind = found.told.highest < tail.highest
-        if behind and self._loop.time() - self._store.node(tail.shard).since < self._store.terms.mend:
-            return  # its writer may be putting it back
+        behind = self.reading.behind(tail, found.told)
+        if behind and self.reading.may_be_put_back(tail, found.told):
+            return
         if behind or (last and found.frames and found.frames[0] != last[0]):
-            tail.forget_records()
-            # What is there from this seq on, if anything, is the end that was written instead.
-            tail.forked = found.told.highest + (found.told.status == OPEN)
+            self.reading.accept(tail, found.told)
         tail.returned = False
         await self.reading.fetch(tail, found.told.highest, SLICE_FRAMES)
 

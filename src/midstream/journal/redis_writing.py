@@ -29,7 +29,7 @@ from midstream.journal.redis_keys import Numbers, Space, encode_meta
 from midstream.journal.redis_lease import Lease
 from midstream.journal.redis_names import Names
 from midstream.journal.redis_reading import Reading
-from midstream.journal.redis_scripts import APPEND, CREATE, Code, Script, command
+from midstream.journal.redis_scripts import APPEND, CREATE, KEEP, Code, Script, command
 from midstream.journal.redis_store import Store
 from midstream.journal.redis_tail import Tail, Tails
 from midstream.records import Frame
@@ -171,7 +171,10 @@ class Writing:
             run_id,
             *entries(first, frames),
         )
-        return await self._store.append(tail.shard, packed)
+        reply = await self._store.append(tail.shard, packed)
+        if reply == Code.OK:
+            tail.run = run_id
+        return reply
 
     def _packed(self, tail: Tail, epoch: int, first: int, last: int, weight: int, data: bytes) -> bytes:
         """The append of one entry, packed by hand: packing costs by the part, and most of them are always the same."""
@@ -215,7 +218,12 @@ class Writing:
                 raise OutOfSequence(expected, first)
             await self._put_back(tail, expected, first - 1)
         elif code == Code.UNKNOWN and ours and self._reading.replaced(tail):
-            await self.restore(tail)
+            try:
+                await self.restore(tail)
+            except StoreLost:
+                tail.mine = 0
+                self._tails.pop(tail.stream_id)
+                raise
         else:
             if code == Code.STALE and tail.mine == epoch:
                 tail.mine, tail.fresh = 0, False
@@ -246,7 +254,9 @@ class Writing:
             return
         if told.highest < tail.highest:
             await self._put_back(tail, told.highest + 1, tail.highest)
-        tail.returned, tail.fresh = False, True
+        run_id = self._store.node(tail.shard).run_id
+        await self.call(KEEP, tail, epoch, run_id)
+        tail.run, tail.returned, tail.fresh = run_id, False, True
 
     async def _put_back(self, tail: Tail, expected: int, upto: int) -> None:
         """Append records again that the store once had.  Raises StoreLost with `expected`."""
@@ -275,7 +285,6 @@ class Writing:
         """Create the stream again, as it was, where this process holds all of it.  Raises StoreLost."""
         records = tail.records(1, tail.highest)
         if records is None or tail.oldest > 1:
-            self._tails.pop(tail.stream_id)
             raise StoreLost(f"the store has lost {tail.stream_id}, and not all of it is held here")
         names = [] if self._space.clustered else [self._space.name(name) for name in tail.names]
         await self.create(tail, records, tail.mine, names)

@@ -16,6 +16,8 @@ from midstream.producers.body import Body
 
 # Once every choice has finished, usage and [DONE] come at once or not at all.
 _AFTER_FINISH: Final = 5.0
+# A timer that fires so late, in seconds, was held up with the whole process: stopped, or on a machine that was.
+_HELD: Final = 0.25
 # So little compressed data at a time that what it inflates to, a thousandfold at most, does not hold up the loop.
 _COMPRESSED_READ: Final = 4 * 1024
 
@@ -140,7 +142,9 @@ class Intake:
     def _fire(self) -> None:
         when, what, seconds = self._due()
         now = self._loop.time()
-        if self._waiting and now >= when:
+        if now - self._timer.when() > _HELD:  # what has come meanwhile is to be read first
+            self._timer = self._loop.call_at(now + _HELD, self._fire)
+        elif self._waiting and now >= when:
             self._content.set_exception(overdue(what, seconds))
         elif now >= when:  # the consumer is busy: no fault of the upstream's, look again after as long
             self._timer = self._loop.call_at(now + min(seconds, 1.0), self._fire)

@@ -75,7 +75,7 @@ class OpenAIUpstream:
         self._key = key
         self._max_event_bytes = max_event_bytes
         self._knows_usage = True
-        self._listing = asyncio.Lock()
+        self._listing: asyncio.Future[list[dict[str, Any]]] | None = None
         self._listed: tuple[float, list[dict[str, Any]]] | None = None
 
     @property
@@ -130,11 +130,18 @@ class OpenAIUpstream:
 
     async def models(self) -> list[dict[str, Any]]:
         """The models it lists and its pattern matches, as it describes them; kept for 5 s.  Raises ProducerFailed."""
-        now = asyncio.get_running_loop().time
-        async with self._listing:
-            if self._listed is None or now() - self._listed[0] > _MODELS_FRESH:
-                self._listed = now(), await self._list()
+        if self._listed is not None and asyncio.get_running_loop().time() - self._listed[0] <= _MODELS_FRESH:
             return self._listed[1]
+        if self._listing is None:
+            self._listing = asyncio.ensure_future(self._list())
+            self._listing.add_done_callback(self._note_listing)
+        # Shared by all who ask meanwhile, its failure too: one after the other they would queue for it.
+        return await asyncio.shield(self._listing)
+
+    def _note_listing(self, listing: asyncio.Future[list[dict[str, Any]]]) -> None:
+        self._listing = None
+        if not listing.cancelled() and listing.exception() is None:
+            self._listed = asyncio.get_running_loop().time(), listing.result()
 
     async def _list(self) -> list[dict[str, Any]]:
         patience = aiohttp.ClientTimeout(total=_MODELS_PATIENCE, connect=self.limits.connect)
@@ -299,7 +306,7 @@ class Upstreams:
         try:
             return await upstream.models()
         except ProducerFailed as failure:
-            _log.warning("models of %s: %s", upstream.name, failure.detail)
+            _log.warning("models of %s: %r", upstream.name, failure.detail)
         if _is_name(upstream.pattern):
             return [{"id": upstream.pattern, "object": "model", "created": 0, "owned_by": upstream.name}]
         return []

@@ -1,11 +1,11 @@
 // @ts-check
 /** The playground: puts the prompt box, the readers and the drawn journal together. */
-import { Client } from "./midstream.js";
+import { Client, connectTransport, pageTransport, socketTransport } from "./midstream.js";
 import { JournalPoll } from "./journal-poll.js";
 import { JournalView } from "./journal-view.js";
 import { Reader } from "./reader.js";
 import { ReaderView } from "./reader-view.js";
-import { loadKey, loadSession, saveKey, saveSession } from "./session-store.js";
+import { loadKey, loadSession, loadTransport, saveKey, saveSession, saveTransport } from "./session-store.js";
 import { size, stateText } from "./wording.js";
 
 /** Long enough to see the journal run ahead of a reader that is away; `/?cut=20` makes it twenty seconds. */
@@ -19,6 +19,10 @@ const MAX_READERS = 2;
 const part = (id) => /** @type {T} */ (document.getElementById(id));
 const prompt = /** @type {HTMLTextAreaElement} */ (part("prompt"));
 const modelChoice = /** @type {HTMLSelectElement} */ (part("model"));
+
+const transportChoice = /** @type {HTMLSelectElement} */ (part("transport"));
+/** @type {Record<string, import("./midstream.js").Transport>} */
+const TRANSPORTS = { sse: pageTransport, ws: socketTransport, connect: connectTransport };
 
 let key = loadKey();
 const client = new Client({ key: () => key });
@@ -76,6 +80,7 @@ function addReader() {
     received,
     turned,
   });
+  reader.over = wire();
   const template = /** @type {HTMLTemplateElement} */ (part("reader-template"));
   const view = new ReaderView(template, reader, {
     cut: (it) => it.cut(CUT_PAUSE_MS),
@@ -191,6 +196,22 @@ async function stop() {
   show();
 }
 
+/** The chosen transport's name, where it is not the usual one. */
+function wire() {
+  return transportChoice.value === "sse" ? undefined : transportChoice.selectedOptions[0].text;
+}
+
+/** From now on over this one, in mid-answer too: the position is the same on all of them. */
+function useTransport(/** @type {string} */ name) {
+  transportChoice.value = name;
+  saveTransport(name);
+  client.transport = TRANSPORTS[name];
+  for (const reader of readers.keys()) {
+    reader.over = wire();
+    reader.switchOver();
+  }
+}
+
 function askForKey() {
   part("key-form").hidden = false;
 }
@@ -234,6 +255,7 @@ prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) /** @type {HTMLFormElement} */ (part("composer")).requestSubmit();
 });
 part("key-form").addEventListener("submit", (event) => (event.preventDefault(), useKey()));
+transportChoice.addEventListener("change", () => useTransport(transportChoice.value));
 part("stop").addEventListener("click", stop);
 part("ack").addEventListener("click", ack);
 part("reload").addEventListener("click", () => location.reload());
@@ -249,5 +271,6 @@ addEventListener("online", () => readers.forEach((_, reader) => reader.reconnect
 addEventListener("pagehide", save);
 document.addEventListener("visibilitychange", () => document.hidden && save());
 
+useTransport(Object.keys(TRANSPORTS).find((name) => name === loadTransport()) ?? "sse");
 fillModels();
 takeUp();

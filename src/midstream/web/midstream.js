@@ -17,11 +17,12 @@
  * @typedef {{streamId: string, seq: number, ended: boolean}} Position Everything up to `seq` was handed over.
  * @typedef {{request: object, idempotencyKey: string}} Unopened A request of which no record has come yet.
  * @typedef {{seq: number, event: string, data: Record<string, any>}} JournalRecord
- * @typedef {{event: string, id: string | null, data: string}} SseEvent `id` is the one in this very event.
+ * @typedef {{event: string, id: string | null, data: string | object}} SseEvent `id` is the one in this very event;
+ *   `data` is text that is JSON, or what it says.
  *
  * @typedef {object} Connection What a transport hands back.
  * @property {string | null} streamId as the gateway named it, where the transport can tell
- * @property {number | null} heartbeatMs the longest silence of a healthy gateway
+ * @property {number | null} heartbeatMs the longest silence of a healthy gateway; Infinity where the wire shows none
  * @property {boolean} nothingLeft the gateway says that nothing follows the position (HTTP 204)
  * @property {AsyncIterable<SseEvent[]>} batches one per read; an empty one is a sign of life
  *
@@ -32,6 +33,7 @@
  *
  * @typedef {object} Transport
  * @property {(client: Client, call: Call) => Promise<Connection>} connect
+ * @property {(client: Client, streamId: string, seq: number) => Promise<Record<string, any>>} [ack] where it has its own
  *
  * @typedef {object} Status
  * @property {"connecting" | "open" | "waiting"} phase `waiting` is between two connections
@@ -44,43 +46,21 @@
  * @property {Transport} [transport]
  */
 
+import { SharedSocket } from "./socket.js";
+import { MidstreamError, encodeCursor, messageFor, refusalOf } from "./wire.js";
+
+export { connectTransport } from "./connect.js";
+export { MidstreamError, encodeCursor };
+
 export const TERMINAL_EVENTS = new Set(["done", "failed", "cancelled"]);
 const DEFAULT_HEARTBEAT_MS = 15_000;
 const UNARY_TIMEOUT_MS = 10_000;
-
-/**
- * Every failure this module throws. `code` is the gateway's own code where it sent one; else
- * `unreachable`, `interrupted`, `silent` or `not_a_stream` (these four are retried before they are thrown,
- * the last one of them as the `cause` of `gave_up`), `ended_early` (the gateway says that nothing is left,
- * but no terminal record was seen) or `broken_stream` (a gap, a repeat or an event that does not parse).
- */
-export class MidstreamError extends Error {
-  /**
-   * @param {string} code
-   * @param {string} message
-   * @param {{status?: number, body?: Record<string, any>, retryAfterMs?: number, cause?: unknown}} [facts]
-   */
-  constructor(code, message, { status = 0, body = {}, retryAfterMs = 0, cause } = {}) {
-    super(message, { cause });
-    this.name = "MidstreamError";
-    this.code = code;
-    this.status = status;
-    this.body = body;
-    this.retryAfterMs = retryAfterMs;
-  }
-
-  /** Whether another connection with the same position may do better. */
-  get retryable() {
-    const transient = ["unreachable", "interrupted", "silent", "not_a_stream"].includes(this.code);
-    return transient || this.status === 408 || this.status === 429 || this.status >= 500;
-  }
-}
-
-/** The cursor that claims "everything up to `seq` of this stream was dispatched". */
-export function encodeCursor(/** @type {string} */ streamId, /** @type {number} */ seq) {
-  const bytes = new TextEncoder().encode(JSON.stringify({ v: 1, s: streamId, l: seq }));
-  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-}
+/** How long a cancel tries the shared socket before it goes over HTTP. */
+const SOCKET_TIMEOUT_MS = 2_000;
+/** Browsers allow six connections to an origin, over all tabs: a stream may not take the last ones. */
+const SSE_PER_ORIGIN = 4;
+/** Where tabs cannot tell each other how many they hold. */
+const SSE_PER_TAB = 2;
 
 /**
  * Incremental decoder of `text/event-stream` by the rules of WHATWG: a block without data dispatches
@@ -189,6 +169,59 @@ export const sseTransport = {
   },
 };
 
+/** Everything over one WebSocket, shared by the client's streams. @type {Transport} */
+export const socketTransport = {
+  connect: (client, call) => client.socket.follow(call),
+  ack: (client, streamId, seq) => client.socket.ask({ type: "ack", stream_id: streamId, seq }),
+};
+
+/**
+ * What a page uses unless it is told otherwise: server-sent events for as many streams as leave the browser
+ * connections for other requests, the shared WebSocket for further ones. @type {Transport}
+ */
+export const pageTransport = {
+  async connect(client, call) {
+    const release = client.inPage ? await takeSlot(client.baseUrl.origin) : () => {};
+    if (!release) return client.socket.follow(call);
+    call.signal.addEventListener("abort", release, { once: true });
+    if (call.signal.aborted) release();
+    return sseTransport.connect(client, call);
+  },
+};
+
+/** @type {Map<string, number>} */
+const slotsTaken = new Map();
+
+/** One of the connections that streams may hold to an origin; null when all are taken. */
+async function takeSlot(/** @type {string} */ origin) {
+  try {
+    for (let i = 0; i < SSE_PER_ORIGIN; i++) {
+      const release = await takeLock(`midstream ${origin} ${i}`);
+      if (release) return release;
+    }
+    return null;
+  } catch {
+    return takeSlotOfTab(origin);
+  }
+}
+
+/** The browser lets go of it also when the tab is gone. @returns {Promise<(() => void) | null>} */
+function takeLock(/** @type {string} */ name) {
+  return new Promise((resolve, reject) => {
+    const held = (/** @type {unknown} */ lock) =>
+      lock ? new Promise((/** @type {(value?: unknown) => void} */ release) => resolve(() => release())) : resolve(null);
+    // No such thing outside secure contexts, nor in a frame that has no origin.
+    navigator.locks.request(name, { ifAvailable: true }, held).catch(reject);
+  });
+}
+
+function takeSlotOfTab(/** @type {string} */ origin) {
+  const taken = slotsTaken.get(origin) ?? 0;
+  if (taken >= SSE_PER_TAB) return null;
+  slotsTaken.set(origin, taken + 1);
+  return () => void slotsTaken.set(origin, (slotsTaken.get(origin) ?? 1) - 1);
+}
+
 function resumePath(/** @type {Position} */ { streamId, seq }) {
   return `v1/stream/${encodeURIComponent(streamId)}?cursor=${encodeCursor(streamId, seq)}`;
 }
@@ -244,7 +277,7 @@ export class Stream {
    */
   constructor(client, saved, { onStatus = () => {}, backoff = new Backoff(), transport } = {}) {
     this.#client = client;
-    this.#transport = transport ?? client.transport;
+    this.#transport = transport;
     this.#backoff = backoff;
     this.#onStatus = onStatus;
     if ("request" in saved) this.#unopened = saved;
@@ -308,7 +341,8 @@ export class Stream {
     const silence = new Silence(abort);
     try {
       this.#onStatus({ phase: "connecting" });
-      const connection = await this.#transport.connect(this.#client, {
+      // Each connection may go over another wire: a position is one on all of them.
+      const connection = await (this.#transport ?? this.#client.transport).connect(this.#client, {
         unopened: this.#position ? null : this.#unopened,
         position: this.#position,
         signal: abort.signal,
@@ -344,8 +378,8 @@ export class Stream {
    * @param {SseEvent} event
    * @returns {JournalRecord | null}
    */
-  #accept({ event, id, data: text }) {
-    const data = parseObject(text);
+  #accept({ event, id, data: told }) {
+    const data = typeof told === "string" ? parseObject(told) : /** @type {Record<string, any>} */ (told);
     if (event === "expired") {
       // The last word to a reader that was overtaken by eviction: a 409 that came too late for a status.
       throw new MidstreamError("cursor_expired", messageFor(data, 409), { status: 409, body: data });
@@ -410,6 +444,7 @@ class Silence {
 
   heard() {
     clearTimeout(this.#timer);
+    if (this.#limitMs === Infinity) return;
     const silent = new MidstreamError("silent", `Nothing was heard for ${this.#limitMs / 1000} seconds.`);
     this.#timer = setTimeout(() => this.#abort.abort(silent), this.#limitMs);
   }
@@ -430,12 +465,21 @@ export class Client {
    *   so that a key that was rotated meanwhile is used
    * @param {Transport} [options.transport]
    * @param {typeof globalThis.fetch} [options.fetch]
+   * @param {typeof globalThis.WebSocket} [options.WebSocket]
    */
-  constructor({ baseUrl = "./", key = "", transport = sseTransport, fetch = globalThis.fetch } = {}) {
+  constructor({ baseUrl = "./", key = "", transport = pageTransport, fetch = globalThis.fetch, WebSocket } = {}) {
     this.baseUrl = new URL(baseUrl, globalThis.location?.href);
     this.transport = transport;
     this.#key = key;
+    /** Whether a browser counts this client's connections; not where they are made by something else. */
+    this.inPage = Boolean(globalThis.location && (WebSocket || fetch === globalThis.fetch));
     this.fetch = fetch.bind(globalThis);
+    this.socket = new SharedSocket(this, WebSocket ?? globalThis.WebSocket);
+  }
+
+  /** The caller's key as it is now; empty: none. */
+  async key() {
+    return (typeof this.#key === "function" ? await this.#key() : this.#key) || "";
   }
 
   /**
@@ -468,11 +512,20 @@ export class Client {
 
   /** @param {string} streamId @param {number} seq @returns {Promise<Record<string, any>>} the state after it */
   ack(streamId, seq) {
+    if (this.transport.ack) return this.transport.ack(this, streamId, seq);
     return this.#json("POST", `${streamPath(streamId)}/ack`, { seq });
   }
 
-  /** @param {string} streamId @returns {Promise<Record<string, any>>} */
-  cancel(streamId) {
+  /**
+   * Over the shared WebSocket where there is one to be had: it is there when all connections are taken.
+   * @param {string} streamId @returns {Promise<Record<string, any>>}
+   */
+  async cancel(streamId) {
+    try {
+      if (this.inPage) return await this.socket.ask({ type: "cancel", stream_id: streamId }, SOCKET_TIMEOUT_MS);
+    } catch (error) {
+      if (!(error instanceof MidstreamError && error.retryable)) throw error;
+    }
     return this.#json("POST", `${streamPath(streamId)}/cancel`, {});
   }
 
@@ -486,15 +539,17 @@ export class Client {
    * One HTTP exchange: a 2xx response, else a `MidstreamError`.
    * @param {string} method
    * @param {string} path relative to the gateway's address
-   * @param {{body?: object, headers?: Record<string, string>, signal?: AbortSignal}} [options]
+   * @param {{body?: object, headers?: Record<string, string>, signal?: AbortSignal}} [options] `body` goes as JSON,
+   *   unless it is bytes
    */
   async request(method, path, { body, headers = {}, signal } = {}) {
-    const key = typeof this.#key === "function" ? await this.#key() : this.#key;
+    const key = await this.key();
     /** @type {Record<string, string>} */
     const sent = { ...headers };
     if (key) sent.Authorization = `Bearer ${key}`;
-    if (body) sent["Content-Type"] = "application/json";
-    const init = { method, headers: sent, body: body && JSON.stringify(body), signal };
+    const bytes = body instanceof Uint8Array;
+    if (body && !bytes) sent["Content-Type"] = "application/json";
+    const init = { method, headers: sent, body: bytes ? /** @type {any} */ (body) : body && JSON.stringify(body), signal };
     const response = await this.fetch(new URL(path, this.baseUrl), { ...init, cache: "no-store" }).catch((cause) => {
       throw new MidstreamError("unreachable", "The gateway cannot be reached.", { cause });
     });
@@ -523,17 +578,7 @@ function randomKey() {
 /** @param {Response} response */
 async function refusal(response) {
   const body = await response.json().catch(() => ({}));
-  const code = typeof body?.error === "string" ? body.error : `http_${response.status}`;
-  const retryAfterMs = parseRetryAfter(response.headers.get("Retry-After"));
-  return new MidstreamError(code, messageFor(body, response.status), { status: response.status, body, retryAfterMs });
-}
-
-/** @param {Record<string, any>} body @param {number} status */
-function messageFor(body, status) {
-  if (typeof body?.detail === "string") return body.detail;
-  if (body?.error === "cursor_expired") return `Records before ${body.oldest_available} are no longer kept.`;
-  if (body?.error === "cursor_ahead") return `The stream ends at record ${body.highest_seq}, before this position.`;
-  return `The gateway answered ${status}.`;
+  return refusalOf(body, response.status, parseRetryAfter(response.headers.get("Retry-After")));
 }
 
 /** Seconds or an HTTP date (RFC 9110, 10.2.3), as milliseconds from now. @param {string | null} value */

@@ -9,7 +9,8 @@
  * @typedef {import("./midstream.js").JournalRecord} JournalRecord
  *
  * @typedef {object} ConnectionNote What is told about one connection, once its first record is here.
- * @property {"open" | "cut" | "lost" | "reload" | "snapshot"} kind how it came about
+ * @property {"open" | "cut" | "lost" | "reload" | "snapshot" | "switch"} kind how it came about
+ * @property {string} [over] the transport, where it is not the usual one
  * @property {number} after the position it started from
  * @property {number} chars length of the text at that moment, in UTF-16 units
  * @property {number | null} firstTokenMs from the request to its first token; null while there is none
@@ -50,6 +51,8 @@ export class Reader {
   phase = { name: "connecting" };
   /** Text of the records this page has seen, by seq. @type {Map<number, string>} */
   seen = new Map();
+  /** What its next connection goes over, where that is not the usual transport. @type {string | undefined} */
+  over;
   /** Goes on from where the last attempt failed. */
   retry = () => {};
 
@@ -62,6 +65,7 @@ export class Reader {
   /** @type {ConnectionNote["kind"]} */
   #nextKind = "open";
   #cutting = false;
+  #switching = false;
   #connectingSince = 0;
   #firstIsDue = true;
 
@@ -158,6 +162,13 @@ export class Reader {
     this.#stream?.drop(pauseMs);
   }
 
+  /** Goes on over another transport at once. */
+  switchOver() {
+    if (!this.connected) return;
+    this.#switching = true;
+    this.cut(0);
+  }
+
   reconnectNow() {
     this.#stream?.reconnectNow();
   }
@@ -212,8 +223,8 @@ export class Reader {
       this.#turn(this.phase.name === "waiting" ? { ...this.phase, delayMs: 0 } : { name: "connecting" });
     } else if (phase === "waiting") {
       const onPurpose = this.#cutting;
-      if (onPurpose) this.#nextKind = "cut";
-      this.#cutting = false;
+      if (onPurpose) this.#nextKind = this.#switching ? "switch" : "cut";
+      this.#cutting = this.#switching = false;
       // Where the gateway has answered it has said what is wrong, such as an upstream that is not there.
       const message = cause?.status ? cause.message : undefined;
       this.#turn({ name: "waiting", delayMs, onPurpose, code: cause?.code, message });
@@ -239,7 +250,7 @@ export class Reader {
 
   /** @param {number} after */
   #noteConnection(after) {
-    const note = { kind: this.#nextKind, after, chars: this.text.length, firstTokenMs: null };
+    const note = { kind: this.#nextKind, after, chars: this.text.length, firstTokenMs: null, over: this.over };
     this.#firstIsDue = false;
     this.#nextKind = "lost";
     this.connections.push(note);

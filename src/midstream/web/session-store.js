@@ -12,6 +12,7 @@
 
 const SESSION = "midstream.session";
 const KEY = "midstream.key";
+const TRANSPORT = "midstream.transport";
 const VERSION = 1;
 
 /** @returns {SavedSession | null} */
@@ -33,19 +34,25 @@ export function saveSession(session) {
   }
 }
 
-export function loadKey() {
+export const loadKey = () => load(KEY);
+export const saveKey = (/** @type {string} */ key) => save(KEY, key);
+export const loadTransport = () => load(TRANSPORT);
+export const saveTransport = (/** @type {string} */ name) => save(TRANSPORT, name);
+
+/** @param {string} name */
+function load(name) {
   try {
-    return sessionStorage.getItem(KEY);
+    return sessionStorage.getItem(name);
   } catch {
     return null;
   }
 }
 
-/** @param {string} key */
-export function saveKey(key) {
+/** @param {string} name @param {string} value */
+function save(name, value) {
   try {
-    sessionStorage.setItem(KEY, key);
+    sessionStorage.setItem(name, value);
   } catch {
-    // As above; the key is asked for again.
+    // As above; it is asked for again.
   }
 }

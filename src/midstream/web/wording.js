@@ -75,7 +75,7 @@ export function noticeText({ phase, seq }) {
   return REFUSALS[phase.code ?? ""]?.text ?? phase.message ?? null;
 }
 
-const CAUSES = { open: "start", cut: "cut", lost: "loss", reload: "reload", snapshot: "snapshot" };
+const CAUSES = { open: "start", cut: "cut", lost: "loss", reload: "reload", snapshot: "snapshot", switch: "switch" };
 
 /** @param {ConnectionNote} note @param {number} index from 0 */
 export function connectionTitle(note, index) {
@@ -88,6 +88,7 @@ export function connectionFacts(note) {
   const { after, firstTokenMs } = note;
   /** @type {[string, string][]} */
   const facts = [];
+  if (note.over) facts.push(["over", note.over]);
   if (after > 0) facts.push(["goes on at", `record ${(after + 1).toLocaleString("en")}`]);
   if (firstTokenMs !== null) facts.push(["first token", `after ${duration(firstTokenMs)}`]);
   if (after > 0) facts.push(["not paid for again", count(after - 1, "token")]);
