@@ -1,4 +1,4 @@
-"""A process that writes a stream on a shared store, does what it is told on its standard input, and says what came of it.
+"""A process that writes a stream on a shared store, does what its standard input says, and tells what came of it.
 
 Each line on standard output is JSON. It begins with `{"stream_id": …}`; to each line of input it answers `{"did": …}`,
 which is "ok" or the code of the refusal, with the streams that its listener was told are no longer its own.

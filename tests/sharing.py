@@ -15,7 +15,6 @@ from midstream.journal.redis_url import Terms
 from midstream.records import Frame
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
-from midstream.testing.journal_writer import Writer, meta, tokens
 from midstream.testing.patience import PATIENCE, until
 from tests.valkeys import QUICK, Valkey, redis_journal, shared
 
@@ -62,8 +61,13 @@ class Processes:
         self._stack.push_async_callback(journal.close)
         return journal
 
-    def keys(self) -> list[bytes]:
-        return self.server.keys(f"{self.prefix}:*")
+    def keys(self, part: str = "") -> list[bytes]:
+        """Keys of this store that have this part in them."""
+        return self.server.keys(f"{self.prefix}:*{part}*")
+
+    def delete(self, part: str) -> None:
+        for key in self.keys(part):
+            self.server.ask("DEL", key)
 
 
 @asynccontextmanager
@@ -77,6 +81,16 @@ async def crash(journal: RedisJournal) -> None:
     lease = journal._lease
     lease.holds = False  # nothing is given up
     await journal.close()
+
+
+async def reconnected(journal: RedisJournal) -> None:
+    """Break the journal's connections, and return once it has new ones."""
+    nodes = journal._store.nodes()
+    before = [node.since for node in nodes]
+    for node in nodes:
+        node.drop()
+    await until(lambda: all(node.since > was for node, was in zip(nodes, before, strict=True)), "new connections")
+    await until(journal._store.answers, "every connection to be there")
 
 
 class Reader:
@@ -102,7 +116,9 @@ class Reader:
         pass
 
     async def has(self, count: int) -> None:
-        await until(lambda: len(self.frames) >= count or self._task.done(), f"{count} records, of which {len(self.frames)}")
+        await until(
+            lambda: len(self.frames) >= count or self._task.done(), f"{count} records, of which {len(self.frames)}"
+        )
         assert len(self.frames) == count, self.error
 
     async def waits(self) -> None:
@@ -131,10 +147,7 @@ async def eventually(holds: Callable[[], Awaitable[object]], what: str) -> None:
     """Wait for something that only the store can tell.  Raises TimeoutError naming it."""
     try:
         async with asyncio.timeout(PATIENCE):
-            while not await holds():
+            while not await holds():  # noqa: ASYNC110  # what only the store can tell has no event
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise TimeoutError(f"waited {PATIENCE:g} s for {what}") from None
-
-
-__all__ = ["Processes", "Reader", "Told", "Writer", "crash", "eventually", "meta", "processes", "refusal_of", "tokens", "until"]

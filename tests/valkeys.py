@@ -51,6 +51,7 @@ class Valkey:
         self._config = {name.replace("_", "-"): value for name, value in config.items()}
         self._server: ValkeyServer
         self.port = 0
+        self.bus = 0  # where the servers of a cluster talk to each other
         self.start()
 
     def start(self) -> None:
@@ -122,9 +123,11 @@ def clustered() -> Valkey:
 
 def cluster_node(*ranges: tuple[int, int]) -> Valkey:
     """A server of a cluster that has these slots, and believes that there are no others."""
+    bus = free_port()
     server = Valkey(
-        cluster_enabled="yes", cluster_port=free_port(), cluster_require_full_coverage="no", cluster_node_timeout=2000
+        cluster_enabled="yes", cluster_port=bus, cluster_require_full_coverage="no", cluster_node_timeout=2000
     )
+    server.bus = bus
     for first, last in ranges:
         server.ask("CLUSTER", "ADDSLOTSRANGE", first, last)
     while b"cluster_state:ok" not in server.ask("CLUSTER", "INFO"):

@@ -120,7 +120,7 @@ def proxy(name: str, gateways: list[Replica], directory: Path) -> Iterator[str]:
                 assert time.monotonic() < end, "the proxy does not listen"
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.kill()
+        process.terminate()
         process.wait(WITHIN)
 
 

@@ -7,14 +7,24 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from playwright.sync_api import APIResponse, BrowserContext, ConsoleMessage, Locator, Page, Request, Route, expect
+from playwright.sync_api import (
+    APIResponse,
+    BrowserContext,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    Route,
+    WebSocketRoute,
+    expect,
+)
 
 from midstream.testing.upstream import MisbehavingUpstream, Pause, Script, Step, chat_answer
 
@@ -256,6 +266,28 @@ def keys_file(directory: Path, lines: Sequence[str]) -> Path:
     path = directory / "keys"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def hold_sockets(page: Page, word: str) -> list[Callable[[], None]]:
+    """Messages on WebSockets that hold this word are held back until a test lets each go on.
+
+    It takes hold of pages that are loaded from now on.
+    """
+    held: list[Callable[[], None]] = []
+
+    def opened(socket: WebSocketRoute) -> None:
+        server = socket.connect_to_server()
+
+        def said(message: str | bytes) -> None:
+            if isinstance(message, str) and word in message:
+                held.append(lambda: server.send(message))
+            else:
+                server.send(message)
+
+        socket.on_message(said)
+
+    page.route_web_socket(re.compile(r"/v1/ws$"), opened)
+    return held
 
 
 def hold(page: Page, pattern: str) -> list[Route]:

@@ -14,7 +14,7 @@ from tests.javascript import node, reason
 PROTOCOLS = ("connect", "connect-binary", "grpc-web", "grpc")
 TOKENS = 30
 MODEL = f"scripted-n{TOKENS}-r1000"
-SLOW = "scripted-n100000-r20"
+SLOW = "scripted-n100000-r100"
 
 
 class Bases(NamedTuple):
@@ -83,7 +83,7 @@ def test_ack_cancel_and_deadline(bases: Bases, protocol: str) -> None:
     late, acked, cancelled, ended = node(
         protocol,
         bases.of(protocol),
-        {"generate": {"prompt": "Hello", "sessionId": session, "model": SLOW}, "options": {"timeoutMs": 400}},
+        {"generate": {"prompt": "Hello", "sessionId": session, "model": SLOW}, "options": {"timeoutMs": 1000}},
         {"ack": {"sessionId": session, "ackedTokenIndex": 1}},
         {"cancel": {"sessionId": session}},
         {"generate": {"sessionId": session, "resumeFromToken": 2}},

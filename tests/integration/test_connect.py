@@ -296,7 +296,7 @@ async def test_pages_of_a_configured_origin_see_headers_and_errors() -> None:
 @pytest.mark.parametrize("name", ["Connect-Timeout-Ms", "Grpc-Timeout"])
 async def test_a_deadline_ends_the_call_and_not_the_generation(name: str) -> None:
     """With the protocol's own status; the rest is there for another call."""
-    kind, value = (CONNECT, "100") if name.startswith("Connect") else (GRPC_WEB, "100m")
+    kind, value = (CONNECT, "400") if name.startswith("Connect") else (GRPC_WEB, "400m")
     async with site() as here:
         response = await generate(here.http, kind, {name: value}, prompt="Hello", session_id="demo")
         puppet = await here.puppets.next()

@@ -69,7 +69,8 @@ async def test_what_is_no_known_key_is_unauthenticated_on_every_verb(
         stranger = here.client.keyed(*metadata)
         for said in (
             await stranger.said(prompt="Hello", session_id="demo"),
-            await stranger.said(session_id="demo", resume_from_token=3),
+            await stranger.said(session_id="demo", resume_from_token=-3),
+            await stranger.send(b"\xff").rest(),
             await stranger.ack("demo", 0),
             await stranger.cancel("demo"),
         ):
@@ -112,7 +113,7 @@ async def test_a_key_that_goes_is_refused_from_then_on(tmp_path: Path) -> None:
 async def test_a_deadline_ends_the_call_and_not_the_generation() -> None:
     """Whose time is over has only stopped reading, and goes on in another call."""
     async with site() as here:
-        call = here.client.generate(prompt="Hello", session_id="demo", timeout=0.05)
+        call = here.client.generate(prompt="Hello", session_id="demo", timeout=0.2)
         puppet = await here.puppets.next()
         await puppet.say("a")
         said = await call.rest()

@@ -1,4 +1,4 @@
-"""Sessions over gRPC: what begins a generation, what goes on with one, and what is refused (PROTOCOL.md, section 19)."""
+"""Sessions over gRPC: what begins a generation, what goes on with one, what is refused (PROTOCOL.md, section 19)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from midstream.errors import StaleWriter
 from midstream.journal.redis import RedisJournal
 from midstream.records import Record
 from midstream.testing.journal_writer import Writer, meta, read_all, tokens, written
-from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of, until
+from midstream.testing.patience import until
+from tests.sharing import Processes, Reader, Told, crash, eventually, processes, reconnected, refusal_of
 from tests.valkeys import BRIEF, clustered, shared
 
 
@@ -38,7 +39,7 @@ async def orphaned(journal: RedisJournal, stream_id: str) -> None:
 
 
 async def test_waiting_reader_hears_that_the_writer_is_gone(several: Processes) -> None:
-    """Its gateway's look finds the lease gone, and says so until somebody has claimed the stream; not before it is gone."""
+    """Its gateway's look finds the lease gone, and says so until somebody has claimed the stream; and not before."""
     told = Told()
     a, b = await several.start(terms=BRIEF), await several.start(told, terms=BRIEF)
     writer = await written(a, meta(several.clock), 3)
@@ -106,7 +107,7 @@ async def test_process_that_closes_gives_up_its_streams_at_once(several: Process
 
 
 async def test_without_a_listener_an_orphan_is_ended(several: Processes) -> None:
-    """A journal used alone leaves no reader hanging: what nobody continues fails as `writer_lost`, by look or by sweep."""
+    """A journal used alone leaves nobody hanging: what nobody continues fails as `writer_lost`, by look or by sweep."""
     a, b = await several.start(terms=BRIEF), await several.start(terms=BRIEF)
     watched, unwatched = await written(a, meta(several.clock), 3), await written(a, meta(several.clock), 3)
     reader = Reader(b, watched.stream_id)
@@ -140,15 +141,12 @@ async def test_retried_claim_is_not_made_twice(several: Processes) -> None:
 
 
 async def test_nobody_is_called_dead_while_nobody_could_renew(several: Processes) -> None:
-    """After the store was away the living get a whole term to say so: their leases ran out through no fault of theirs."""
+    """After the store was away the living get a whole term to say so: it was no fault of theirs that leases ran out."""
     a, b = await several.start(terms=BRIEF), await several.start(Told(), terms=BRIEF)
     writer = await written(a, meta(several.clock), 2)
     await crash(a)
     await orphaned(b, writer.stream_id)
-    for node in b._store.nodes():
-        node.drop()
-    await until(lambda: not b._store.answers(), "the connection to be lost")
-    await until(b._store.answers, "the connection to be back")
+    await reconnected(b)
     assert await b.claim_orphan(writer.stream_id) is None
 
     async def claimed() -> bool:
@@ -163,13 +161,10 @@ async def test_lease_lost_to_an_outage_is_taken_up_again(several: Processes) -> 
     a = await several.start(told, terms=BRIEF)
     writer = await written(a, meta(several.clock), 2)
     process = a._lease.process
-    for key in several.keys():
-        if b":lease:" in key:
-            several.server.ask("DEL", key)
-    for node in a._store.nodes():
-        node.drop()
-    await until(lambda: not a._store.answers(), "the connection to be lost")
-    await until(lambda: any(b":lease:" in key for key in several.keys()), "the lease to be taken up again")
+    a._hurry.clear()
+    several.delete(":lease:")
+    await reconnected(a)
+    await until(lambda: several.keys(":lease:"), "the lease to be taken up again")
     await writer.say("on")
     assert (a._lease.process, told.gone) == (process, [])
 
@@ -270,9 +265,7 @@ async def test_refused_writer_reads_on_from_the_store(several: Processes) -> Non
     writer = await written(a, meta(several.clock), 3)
     reader = Reader(a, writer.stream_id)
     await reader.has(3)
-    for key in several.keys():
-        if b":lease:" in key and a._lease.process.encode() in key:
-            several.server.ask("DEL", key)
+    several.delete(f":lease:{a._lease.process}")
     await until(lambda: told.gone, "the renewal to find the lease gone")
     with pytest.raises(StaleWriter):
         await writer.say("late")

@@ -1,4 +1,4 @@
-"""A store that comes back without what it had said was kept: put right by who still has it, or told; never papered over."""
+"""A store that comes back without what it said was kept: put right by who still has it, or told; never papered over."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from midstream.journal.redis import RedisJournal
 from midstream.records import Record
 from midstream.testing.fault_proxy import FaultProxy
 from midstream.testing.journal_writer import Writer, meta, read_all, tokens, written
-from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of, until
+from midstream.testing.patience import until
+from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of
 from tests.valkeys import BRIEF, QUICK, Valkey, valkey
 
 LOST = ProducerFailed("store_lost", "the store came back without the newest records", retryable=True)
 
 
 class Failover:
-    """A primary, a replica that has what was written until it was promoted, and gateways that reach them at one address."""
+    """A primary, a replica that has what was written until it was promoted, and one address that leads to either."""
 
     def __init__(self, primary: Valkey, replica: Valkey, proxy: FaultProxy, several: Processes) -> None:
         self.primary, self.replica = primary, replica
@@ -73,7 +74,7 @@ async def test_restart_that_loses_nothing_is_not_noticed() -> None:
             await writer.say("after")
             tail = a._tails.get(writer.stream_id)
             assert tail is not None
-            await until(lambda: tail.run == server.info("server")["run_id"], "the writer to have looked after its stream")
+            await until(lambda: tail.run == server.info("server")["run_id"], "the writer to have looked after it")
             await crash(a)
 
             async def orphan() -> bool:
@@ -124,7 +125,7 @@ async def test_store_that_lost_everything_is_given_it_again() -> None:
 
 
 async def test_what_is_not_held_any_more_is_lost_by_name() -> None:
-    """Restarted empty, and a part of the answer was let go: the writer hears StoreLost, no stream begins in its middle."""
+    """Restarted empty, and a part of the answer was let go: the writer hears StoreLost; no stream begins in between."""
     with valkey() as server:
         async with processes(server) as several:
             journal = await several.start()
@@ -135,7 +136,7 @@ async def test_what_is_not_held_any_more_is_lost_by_name() -> None:
             await until(journal.available, "the store to be back")
             with pytest.raises(StoreLost):
                 await writer.say("on")
-            assert not [key for key in several.keys() if b":log:" in key]
+            assert several.keys(":log:") == []
 
 
 async def test_lagging_replica_is_given_what_it_lacks(failover: Failover) -> None:
@@ -168,7 +169,7 @@ async def test_lagging_replica_is_given_what_it_lacks(failover: Failover) -> Non
 
 
 async def test_writer_that_cannot_put_back_ends_its_stream(failover: Failover) -> None:
-    """It hears where the stream ends now, can end it there, and readers further on are told, whatever they wait for (I8)."""
+    """It hears where the stream ends now, can end it there, and readers further on are told that they are (I8)."""
     a, b = await failover.start(Told()), await failover.start(Told())
     writer = await written(a, meta(failover.clock), 10)
     await failover.cut_off()

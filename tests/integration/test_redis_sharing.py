@@ -19,7 +19,8 @@ from midstream.errors import CursorExpired, StaleWriter, UnknownStream
 from midstream.journal.redis_url import Terms
 from midstream.records import Record
 from midstream.testing.journal_writer import Writer, meta, read_all, seqs, text_of, tokens, written
-from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of, until
+from midstream.testing.patience import until
+from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of
 from tests.valkeys import clustered, shared
 
 
@@ -140,7 +141,7 @@ async def test_claim_elsewhere_fences_the_writer(several: Processes) -> None:
 
 
 async def test_cancel_elsewhere_is_heard_before_the_first_token(several: Processes) -> None:
-    """A Stop that reaches another gateway ends the stream there, wakes the readers everywhere, and the writer's process."""
+    """A Stop that reaches another gateway ends the stream, wakes the readers everywhere, and the writer's process."""
     told = Told()
     a, b = await several.start(told), await several.start()
     writer = await Writer.begin(a, meta(several.clock))
@@ -214,7 +215,7 @@ async def test_try_that_died_after_creating_is_found() -> None:
 
 
 async def test_ack_never_trims_under_a_reader_elsewhere(several: Processes) -> None:
-    """A position held on one gateway stops acks on another, and is passed once it has moved or its reader has left (R6)."""
+    """A position held on one gateway stops acks on another, until it has moved on or its reader has left (R6)."""
     readers = Told()
     a, b = await several.start(), await several.start(readers)
     writer = await written(a, meta(several.clock), 9)
@@ -258,7 +259,7 @@ async def test_hold_of_a_dead_gateway_runs_out(several: Processes) -> None:
 
 
 async def test_acks_from_everywhere_keep_the_answer(several: Processes) -> None:
-    """Two gateways ack in turn, above and below the size at which the fold is written: nothing of the answer is lost."""
+    """Two gateways ack in turn, above and below the size at which the fold is written: the answer stays whole."""
     a, b = await several.start(), await several.start()
     writer = await Writer.begin(a, meta(several.clock))
     said = ""
@@ -306,16 +307,16 @@ async def test_every_key_expires_by_itself(several: Processes) -> None:
     os.kill(child.pid, signal.SIGKILL)
     await child.wait()
     keys = several.keys()
-    assert len(keys) - len([key for key in keys if b":lease:" in key]) == 5  # stream, log, owner, open, bytes
+    assert len(keys) - len(several.keys(":lease:")) == 5  # stream, log, owner, open, bytes
     assert any(told["stream_id"].encode() in key for key in keys)
     for key in keys:
         assert several.server.ask("PTTL", key) > 0, key
-    retain_and_spare = several.server.ask("PTTL", [key for key in keys if b":log:" in key][0])
+    retain_and_spare = several.server.ask("PTTL", *several.keys(":log:"))
     assert 895_000 < retain_and_spare <= 900_000
 
 
 async def test_batches_are_entries_of_the_stream(several: Processes) -> None:
-    """One entry per batch, its id the seq of its last record, its first seq inside; large batches are several entries."""
+    """One entry per batch, its id the seq of its last record, its first seq inside; large batches make several."""
     journal = await several.start()
     writer = await Writer.begin(journal, meta(several.clock))
     await writer.say("a", "b", "c")
@@ -332,7 +333,7 @@ async def test_batches_are_entries_of_the_stream(several: Processes) -> None:
 
 
 async def test_trim_is_exact_by_record(several: Processes) -> None:
-    """An ack inside an entry leaves the entry and moves the oldest; entries wholly below go when the fold is written."""
+    """An ack inside an entry leaves the entry and moves the oldest; entries wholly below go with the fold."""
     journal = await several.start()
     writer = await Writer.begin(journal, meta(several.clock))
     for _ in range(4):

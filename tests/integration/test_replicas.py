@@ -19,7 +19,7 @@ from midstream.testing.patience import soon, until
 from midstream.testing.upstream import MisbehavingUpstream, Script, Stall
 from midstream.wire import H_STREAM_ID
 from tests.replicas import Fleet, Replica, Visit, event_of, fleet
-from tests.valkeys import shared
+from tests.valkeys import shared, valkey
 
 LEASE = 2.0
 # A reader that waits looks once a second; the rest is for a machine that has other things to do.
@@ -260,3 +260,16 @@ async def test_every_gateway_says_what_store_it_is_on(gateways: Fleet) -> None:
     (a,) = await gateways.gateways(1)
     async with gateways.session.get(f"{a.url}/readyz") as response:
         assert await response.json() == {"status": "ready", "journal": "redis"}
+
+
+async def test_password_of_the_store_is_in_no_log() -> None:
+    """It gets in with it, and says of the journal's URL only the rest."""
+    with valkey(maxmemory_policy="noeviction") as server:
+        server.ask("CONFIG", "SET", "requirepass", "s3cret")
+        url = server.url().replace("redis://", "redis://:s3cret@")
+        async with fleet(url, "--verbose", "--upstream", "scripted:") as gateways:
+            (replica,) = await gateways.gateways(1)
+            stream_id = await gateways.create(replica, "scripted-n3-r0")
+            assert len((await gateways.read(replica, stream_id)).frames) == 5
+            assert b"journal   redis://" in replica.log
+            assert b"s3cret" not in replica.log

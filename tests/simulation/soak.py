@@ -18,6 +18,7 @@ from midstream.codec import native
 from midstream.errors import UnknownStream
 from midstream.journal.base import Created, Journal
 from midstream.records import Frame, Record, StreamMeta, StreamState
+from midstream.streams import Answer
 from midstream.testing.gateway import RunningGateway
 from midstream.testing.patience import until
 from midstream.testing.puppet import Puppet, Stopped
@@ -115,7 +116,7 @@ class Shape:
 
 class World:
     """One run.  `visits` are all the connections there were; `acked` the highest ack of each stream; `denied` those that
-    the gateway said it does not know."""
+    the gateway said it does not know; `answers` the snapshots that were asked for."""
 
     def __init__(self, gateway: RunningGateway, shape: Shape, seed: int) -> None:
         self.gateway = gateway
@@ -125,6 +126,7 @@ class World:
         self.visits: list[Visit] = []
         self.acked: dict[str, int] = {}
         self.denied: set[str] = set()
+        self.answers: list[Answer] = []
         self._passing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -240,12 +242,9 @@ class World:
         await self._unless_gone(stream_id, self.gateway.streams.ack(stream_id, OWNER, seq))
 
     async def _ask_for_all(self, stream_id: str) -> None:
-        """The answer is whole at any moment, whatever was acked or evicted (R9)."""
         answer = await self._unless_gone(stream_id, self.gateway.streams.answer(stream_id, OWNER))
         if answer is not None:
-            assert answer.fold.complete
-            told = self.witness.text(stream_id, answer.state.highest_seq)
-            assert (answer.fold.choices[0].text if answer.fold.choices else b"") == told
+            self.answers.append(answer)
 
     async def _pass_time(self, _: str) -> None:
         """Heartbeats for idle readers, abandonment of streams without any, the sweep."""
@@ -285,6 +284,17 @@ class World:
 
 
 # --- what must be true of it ------------------------------------------------------------------------------------------
+
+
+def judge_all(world: World) -> None:
+    """Nobody was told anything that is not so."""
+    for visit in world.visits:
+        judge(world, visit)
+    for answer in world.answers:  # whole at any moment, whatever was acked or evicted (R9)
+        assert answer.fold.complete
+        text = answer.fold.choices[0].text if answer.fold.choices else b""
+        assert text == world.witness.text(answer.state.meta.stream_id, answer.state.highest_seq)
+    assert world.denied <= world.witness.gone
 
 
 def judge(world: World, visit: Visit) -> None:

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from midstream.journal.local import Local
-from midstream.rules import Bounds
 from midstream.server.settings import Settings
 from midstream.testing.gateway import RunningGateway
 from midstream.testing.patience import until
-from tests.simulation.soak import Shape, World, judge
+from tests.simulation.soak import Shape, World, judge_all
 
 
 async def soak(directory: Path, back_end: str, shape: Shape, seed: int) -> None:
@@ -29,9 +28,7 @@ async def soak(directory: Path, back_end: str, shape: Shape, seed: int) -> None:
         world = World(gateway, shape, seed)
         async with asyncio.timeout(50):
             await world.run()
-        for visit in world.visits:
-            judge(world, visit)
-        assert world.denied <= world.witness.gone
+        judge_all(world)
         await until(lambda: not gateway.server.server_state.connections, "the last connection to close")
         assert len(asyncio.all_tasks()) == tasks
         assert len(os.listdir("/proc/self/fd")) <= files

@@ -191,6 +191,24 @@ async def test_sink_that_is_full_is_given_nothing_before_it_has_drained(writer: 
     assert sink.seqs == list(range(1, 600))
 
 
+async def test_long_replay_lets_others_have_their_turn() -> None:
+    """A socket takes megabytes before it is full: they are not written in one go."""
+    journal = MemoryJournal(ManualClock())
+    writer = await Writer.begin(journal, meta(ManualClock()))
+    for _ in range(25):
+        await writer.say(*["x" * 500] * 400)
+    await writer.finish()
+    bucket, most = Bucket(), 0
+    task = asyncio.create_task(Follow(journal, writer.stream_id, 0).feed(bucket))
+    while not task.done():
+        before = len(bucket.pages)
+        await asyncio.sleep(0)
+        most = max(most, len(bucket.pages) - before)
+    await task
+    assert bucket.seqs[-1] == writer.next_seq - 1
+    assert most <= 8 < len(bucket.pages)
+
+
 async def test_overtaken_reader_is_told_the_oldest(writer: Writer) -> None:
     """Full for too long: what it lacks is gone (R8, I4)."""
     gate = asyncio.Event()

@@ -53,6 +53,7 @@ class Tail:
         "keys",
         "lock",
         "loose",
+        "lost",
         "meta",
         "mine",
         "names",
@@ -99,6 +100,7 @@ class Tail:
         self.news = 0  # changes that this process was told of
         self.stirring = False  # it is being read for everybody, again and again until there is no more news
         self.returned = False  # the store was away and is another one now: it may lack what is known here
+        self.lost = False  # the store lacks records that its writer appended, and that are not held here any more
         self.forked = -1  # from this seq on the store has lost what this process has given its readers
         self.seen = self.kept = self.bound = float("-inf")  # when confirmed; when its expiry and its names' was put off
         self.noted = float("-inf")  # the last access that the store was told of, in seconds since 1970

@@ -198,6 +198,7 @@ class Writing:
         weight = rules.weight(frames)
         self._totals[tail.shard] += weight
         tail.size += weight
+        tail.lost = False
         tail.extend(first, frames)
         tail.seen = self._loop.time()
         last = first + len(frames) - 1
@@ -214,6 +215,8 @@ class Writing:
         ours = tail.mine == epoch and tail.highest >= first - 1
         if code == Code.SEQUENCE:
             expected = reply[1]
+            if tail.lost and tail.mine == epoch and expected < first:
+                self._give_up(tail, expected)
             if not (ours and expected < first):
                 raise OutOfSequence(expected, first)
             await self._put_back(tail, expected, first - 1)
@@ -276,6 +279,7 @@ class Writing:
 
     def _give_up(self, tail: Tail, expected: int) -> NoReturn:
         tail.forget_records()
+        tail.lost = True
         raise StoreLost(
             f"the store has lost {tail.stream_id} from record {expected} on, and it is not held here any more",
             expected=expected,

@@ -7,6 +7,7 @@ for one reader serves all.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -101,7 +102,7 @@ class GrpcServer:
                 return int(self._server.add_insecure_port(address))
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
-            raise OSError(f"cannot listen for gRPC on {address}; is it in use?") from None
+            raise OSError(errno.EADDRINUSE, "cannot listen for gRPC; is the port in use?", address) from None
 
     async def start(self) -> None:
         await self._health.refresh()
@@ -148,8 +149,9 @@ class GrpcServer:
             await self._refuse(context, Refusal("UNAVAILABLE", "nothing was taken for too long; resume"))
 
     async def _follow(self, data: bytes, context: Context, abort: Callable[[], None]) -> None:
-        asked, metadata = _parsed(pb.GenerateRequest, data), _Metadata(context)
+        metadata = _Metadata(context)
         owner = self._caller(metadata).owner
+        asked = _parsed(pb.GenerateRequest, data)
         begun = await self._inference.generate(
             owner,
             Request(
@@ -177,8 +179,8 @@ class GrpcServer:
         return await self._answering(context, self._acked(data, context))
 
     async def _acked(self, data: bytes, context: Context) -> bytes:
-        asked = _parsed(pb.AckRequest, data)
         owner = self._caller(_Metadata(context)).owner
+        asked = _parsed(pb.AckRequest, data)
         acked = await self._inference.ack(owner, asked.session_id, asked.acked_token_index)
         encoded: bytes = pb.AckResponse(
             session_id=asked.session_id,
@@ -192,8 +194,8 @@ class GrpcServer:
         return await self._answering(context, self._cancelled(data, context))
 
     async def _cancelled(self, data: bytes, context: Context) -> bytes:
-        asked = _parsed(pb.CancelRequest, data)
         owner = self._caller(_Metadata(context)).owner
+        asked = _parsed(pb.CancelRequest, data)
         cancelled = await self._inference.cancel(owner, asked.session_id)
         encoded: bytes = pb.CancelResponse(session_id=asked.session_id, cancelled=cancelled).SerializeToString()
         return encoded

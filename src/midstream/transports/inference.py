@@ -193,7 +193,7 @@ class Inference:
         """
         follow = begun.follow
         try:
-            async for page in follow:
+            while (page := await follow.next()) is not None:
                 if frames := _told(page):
                     yield frames
                 if follow.ended:

@@ -47,7 +47,7 @@ export const connectTransport = {
     const envelopes = readEnvelopes(response);
     const streamId = response.headers.get("Midstream-Stream-Id");
     // A refusal has no stream to name, and comes in place of the first message.
-    if (!streamId) for await (const several of envelopes) several.forEach(({ flags, told }) => end(flags, told, seq));
+    if (!streamId) for await (const several of envelopes) several.forEach(({ told }) => end(told));
     return { streamId, heartbeatMs: Infinity, nothingLeft: false, batches: events(envelopes, streamId ?? "", seq) };
   },
 };
@@ -103,10 +103,9 @@ function sizeAt(bytes, at) {
 async function* events(envelopes, streamId, seq) {
   if (seq === 0) yield [record("start", { seq: 1, stream_id: streamId, model: "" })];
   for await (const several of envelopes) {
-    yield several.flatMap(({ flags, told }) => {
-      if (flags & END) return end(flags, told, seq);
-      return [recordOf(told)];
-    });
+    const last = several.find(({ flags }) => flags & END);
+    yield several.filter((it) => it !== last).map(({ told }) => recordOf(told));
+    if (last) yield end(last.told);
   }
 }
 
@@ -125,10 +124,10 @@ function record(event, data) {
 
 /**
  * The end of a stream: of an answer that is complete nothing more, of one that is not its last record. Throws a refusal.
- * @param {number} flags @param {{error?: any}} told @param {number} seq @returns {SseEvent[]}
+ * @param {{error?: any}} told @returns {SseEvent[]}
  */
-function end(flags, { error }, seq) {
-  if (!(flags & END) || !error) return [];
+function end({ error }) {
+  if (!error) return [];
   const { reason = error.code, metadata = {} } = errorInfo(error) ?? {};
   const code = reason.toLowerCase();
   if ("token_index" in metadata) {

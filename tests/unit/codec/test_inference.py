@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
 from google.protobuf import json_format
@@ -65,15 +66,16 @@ def test_what_is_encoded_for_one_reader_serves_all() -> None:
     assert message_json(frame) is message_json(bytes(bytearray(frame)))
 
 
-def test_what_is_kept_is_bounded() -> None:
+@pytest.mark.parametrize(("encode", "kept"), [(message, inference._MESSAGES), (message_json, inference._JSON)])
+def test_what_is_kept_is_bounded(encode: Callable[[bytes], bytes], kept: dict[bytes, bytes]) -> None:
     """By number, and by size: a long frame is not kept."""
-    inference._message_kept.cache_clear()
-    for seq in range(2, 6000):
-        message(native.token(seq, Chunk("x")))
-    assert inference._message_kept.cache_info().currsize == 4096
-    inference._message_kept.cache_clear()
-    message(native.token(2, Chunk("x" * 1000)))
-    assert inference._message_kept.cache_info().currsize == 0
+    kept.clear()
+    for seq in range(2, 10_000):
+        encode(native.token(seq, Chunk("x")))
+        assert 0 < len(kept) <= inference._KEPT
+    kept.clear()
+    encode(native.token(2, Chunk("x" * 1000)))
+    assert not kept
 
 
 @given(st.integers(0, 2**31 - 1))

@@ -1,0 +1,41 @@
+"""The browser client in a real Chromium, for tests that look at it without the page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+from tests.e2e.playground import LAUNCH_ARGS, gateway
+
+TOLD_GATEWAY = "".join((Path(__file__).parent / name).read_text() for name in ("told_gateway.js", "told_sockets.js"))
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def page(chromium_path: str) -> Iterator[Page]:
+    with gateway("--journal", "memory:", "--upstream", "scripted:") as process, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium_path, args=LAUNCH_ARGS)
+        page = browser.new_page()
+        page.goto(process.address + "/")
+        yield page
+        browser.close()
+
+
+@pytest.fixture
+def run(page: Page) -> Run:
+    """Runs JavaScript that sees the module as `midstream`, and the told gateway; gives back what it returns."""
+
+    def run(script: str, argument: Any = None) -> Any:
+        whole = f"""async (argument) => {{
+            const midstream = await import(new URL("web/midstream.js", location.href));
+            {TOLD_GATEWAY}
+            {script}
+        }}"""
+        return page.evaluate(whole, argument)
+
+    return run
