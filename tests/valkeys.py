@@ -9,6 +9,7 @@ import random
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -118,11 +119,14 @@ def shared() -> Valkey:
 @cache
 def clustered() -> Valkey:
     """The same in cluster mode: one server that has all slots, and refuses what a cluster refuses."""
-    return cluster_node((0, 16383))
+    server = cluster_node((0, 16383))
+    while b"cluster_state:ok" not in server.ask("CLUSTER", "INFO"):
+        time.sleep(0.01)  # it waits two seconds after its start, in case that somebody knows better
+    return server
 
 
 def cluster_node(*ranges: tuple[int, int]) -> Valkey:
-    """A server of a cluster that has these slots, and believes that there are no others."""
+    """A server of a cluster that has these slots, and knows of no other one."""
     bus = free_port()
     server = Valkey(
         cluster_enabled="yes", cluster_port=bus, cluster_require_full_coverage="no", cluster_node_timeout=2000
@@ -130,8 +134,6 @@ def cluster_node(*ranges: tuple[int, int]) -> Valkey:
     server.bus = bus
     for first, last in ranges:
         server.ask("CLUSTER", "ADDSLOTSRANGE", first, last)
-    while b"cluster_state:ok" not in server.ask("CLUSTER", "INFO"):
-        pass
     return server
 
 

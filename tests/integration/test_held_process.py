@@ -38,7 +38,9 @@ async def served(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process,
 async def test_time_limits_of_an_upstream_do_not_run_out_while_the_gateway_is_held() -> None:
     """The bytes are there when it goes on; to fail the stream before it has looked would throw a good answer away."""
     told, more = asyncio.Event(), asyncio.Event()
-    answer = Script([Head(), chat_event("first"), Pause(told), chat_event("second"), Pause(more), *chat_answer("third")])
+    answer = Script(
+        [Head(), chat_event("first"), Pause(told), chat_event("second"), Pause(more), *chat_answer("third")]
+    )
     async with MisbehavingUpstream(default=answer) as upstream, aiohttp.ClientSession() as session:
         limits = ("--upstream-idle", "0.4", "--upstream-first-token", "0.8")
         async with served("--upstream", upstream.url, *limits) as (process, address):

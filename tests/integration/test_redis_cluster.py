@@ -12,9 +12,10 @@ from redis.crc import key_slot
 from midstream.journal.redis import RedisJournal
 from midstream.journal.redis_keys import SHARDS, Space, shard_of
 from midstream.journal.redis_scripts import SCRIPTS
+from midstream.journal.redis_url import Terms
 from midstream.testing.journal_writer import Writer, meta, read_all, text_of, written
 from midstream.testing.patience import until
-from tests.sharing import Processes, Reader, Told, processes
+from tests.sharing import Processes, Reader, Told, processes, refusal_of
 from tests.valkeys import QUICK, Valkey, cluster_node
 
 # A slot that is being moved answers TRYAGAIN for as long as that takes.
@@ -29,9 +30,9 @@ class Pair:
         self.several = several
         self.ids = [node.ask("CLUSTER", "MYID").decode() for node in nodes]
 
-    async def start(self, first: int, listener: Told | None = None) -> RedisJournal:
+    async def start(self, first: int, listener: Told | None = None, terms: Terms = PATIENT) -> RedisJournal:
         url = self.nodes[first].url(self.several.prefix)
-        return await self.several.start(listener, url=url, terms=PATIENT)
+        return await self.several.start(listener, url=url, terms=terms)
 
     def holder(self, shard: int) -> int:
         """Which of the two has this tag's slot."""
@@ -59,7 +60,8 @@ async def pair() -> AsyncIterator[Pair]:
         nodes[0].ask("CLUSTER", "MEET", "127.0.0.1", nodes[1].port, nodes[1].bus)
 
         def met() -> bool:
-            return all(len(node.ask("CLUSTER", "SLOTS")) == 2 for node in nodes)
+            ready = all(b"cluster_state:ok" in node.ask("CLUSTER", "INFO") for node in nodes)
+            return ready and all(len(node.ask("CLUSTER", "SLOTS")) == 2 for node in nodes)
 
         await until(met, "the servers to know each other")
         async with processes(nodes[0]) as several:
@@ -137,7 +139,7 @@ async def test_new_streams_in_a_moving_slot_are_asked_for(pair: Pair) -> None:
 
 async def test_server_that_dies_takes_only_its_own_streams(pair: Pair) -> None:
     """Streams on the other one are written and read as if nothing had happened."""
-    a = await pair.start(0)
+    a = await pair.start(0, terms=QUICK)
     writers: dict[int, Writer] = {}
     while len(writers) < 2:
         writer = await Writer.begin(a, meta(pair.several.clock))
@@ -146,6 +148,8 @@ async def test_server_that_dies_takes_only_its_own_streams(pair: Pair) -> None:
     for _ in range(20):
         await writers[0].say("on")
     assert await read_all(a, writers[0].stream_id) == writers[0].frames
+    assert await refusal_of(writers[1].say("lost")) == "store_unavailable"
+    assert await refusal_of(a.state(writers[1].stream_id)) == "store_unavailable"
 
 
 def test_every_key_of_a_stream_has_its_tag() -> None:

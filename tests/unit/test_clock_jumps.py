@@ -60,7 +60,6 @@ async def kept(streams: Streams) -> set[str]:
     return {state.meta.stream_id for state in await streams.list("ada")}
 
 
-
 async def test_streams_of_a_future_that_was_not_expire_after_their_grace_time(
     streams: Streams, clock: ManualClock
 ) -> None:

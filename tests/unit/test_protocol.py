@@ -16,10 +16,11 @@ from midstream import cursor, errors, rules, wire
 from midstream.codec import native
 from midstream.codec.pb import inference_pb2 as pb
 from midstream.errors import CursorAhead, CursorExpired, MidstreamError
-from midstream.records import FRAME_OVERHEAD, Chunk
+from midstream.records import FRAME_OVERHEAD, Chunk, Page
 from midstream.server.settings import Settings, flag_name, shown
 from midstream.transports.grpc import _OPTIONS
 from midstream.transports.http import error_body
+from midstream.transports.messages import Envelope
 from midstream.transports.sse import stream_headers
 from tests.docs.markdown import ROOT, name, pages, plain, section, table
 
@@ -180,6 +181,37 @@ def test_fixed_bounds_are_those_of_the_code() -> None:
     assert told["a send without progress"] == f"{wire.SEND_STALL:g} seconds"
     assert told["a cursor"] == f"{wire.MAX_CURSOR_CHARS} characters"
     assert told["an Idempotency-Key"] == f"{wire.MAX_IDEMPOTENCY_CHARS} characters"
+
+
+def test_bounds_of_a_socket_are_those_of_the_code() -> None:
+    """And a message is bounded as a body is."""
+    told = {what: bound for what, bound, _ in table(section(TEXT, "13. Bounds and retention"))}
+    assert told["a message on a WebSocket"] == told["a request body"]
+    assert told["streams that a WebSocket follows"] == str(wire.WS_STREAMS)
+    assert told["a `ref`"] == f"{wire.MAX_REF_CHARS} characters"
+    within = told["the key of a WebSocket, where the handshake brought none"]
+    assert within == f"within {wire.AUTH_WITHIN:g} seconds"
+
+
+def test_messages_and_closes_of_a_socket_are_those_of_the_code() -> None:
+    """Each `type` that is asked or told, and each close code with its reason."""
+    asks, _, rest = section(TEXT, "20. WebSocket").partition("**The gateway says:**")
+    tells, _, closes = rest.partition("**What is no message of these**")
+    assert [plain(row[0]) for row in table(asks)] == [*wire.WS_ASKS]
+    assert [plain(row[0]) for row in table(tells)] == [*wire.WS_TELLS]
+    assert {plain(reason): int(code) for code, reason, _ in table(closes)} == wire.WS_CLOSE
+
+
+def test_the_message_in_the_text_is_the_message_on_the_wire() -> None:
+    """Byte for byte."""
+    shown_json = re.search(r"```json\n(\{.*\})\n```", section(TEXT, "20. WebSocket"))
+    assert shown_json is not None
+    said = json.loads(shown_json[1])
+    envelope = Envelope(said["ref"])
+    envelope.address(said["stream_id"], 15.0)
+    frames = [native.token(seq, Chunk(" production")) for seq in (150, 151)]
+    _, message = envelope.messages(Page(frames, 151, 151, 1, "open"))
+    assert message.decode() == shown_json[1]
 
 
 def test_times_of_retention_are_those_of_the_code() -> None:

@@ -22,7 +22,8 @@ PATIENCE = 20.0  # seconds, for what takes a fraction of one
 def environment(**changes: str) -> dict[str, str]:
     """This process's, without what would change the output."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MIDSTREAM_")}
-    kept.pop("NO_COLOR", None)
+    for name in ("NO_COLOR", "LINES"):
+        kept.pop(name, None)
     return {**kept, "TERM": "xterm", "COLUMNS": "120", **changes}
 
 
