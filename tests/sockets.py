@@ -21,6 +21,14 @@ from tests.gateways import Site, cursor
 
 Said = dict[str, Any]
 
+# For who writes his frames himself.
+HANDSHAKE = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==",
+)
+
 
 class Peer:
     """One socket."""

@@ -5,6 +5,7 @@ A journal's keys lie under a prefix, so that tests that share a server do not me
 
 from __future__ import annotations
 
+import atexit
 import random
 import shutil
 import socket
@@ -113,13 +114,16 @@ class Valkey:
 @cache
 def shared() -> Valkey:
     """The server of this run; it ends with the process."""
-    return Valkey()
+    server = Valkey()
+    atexit.register(server.close)
+    return server
 
 
 @cache
 def clustered() -> Valkey:
     """The same in cluster mode: one server that has all slots, and refuses what a cluster refuses."""
     server = cluster_node((0, 16383))
+    atexit.register(server.close)
     while b"cluster_state:ok" not in server.ask("CLUSTER", "INFO"):
         time.sleep(0.01)  # it waits two seconds after its start, in case that somebody knows better
     return server

@@ -1,4 +1,4 @@
-"""A gateway that is stopped for a while (SIGSTOP, a paused machine) and goes on: what came meanwhile is not too late."""
+"""A gateway that is stopped for a while (SIGSTOP, a paused machine) and goes on: what came meanwhile is not late."""
 
 from __future__ import annotations
 
@@ -43,18 +43,20 @@ async def test_time_limits_of_an_upstream_do_not_run_out_while_the_gateway_is_he
     )
     async with MisbehavingUpstream(default=answer) as upstream, aiohttp.ClientSession() as session:
         limits = ("--upstream-idle", "0.4", "--upstream-first-token", "0.8")
-        async with served("--upstream", upstream.url, *limits) as (process, address):
-            async with session.post(f"{address}/v1/stream", json={"prompt": "x", "model": "m"}) as reader:
-                heard = b""
-                while b"first" not in heard:
-                    heard += await soon(reader.content.readany())
-                process.send_signal(signal.SIGSTOP)
-                told.set()
-                await asyncio.sleep(1)  # real time, in which nobody here has anything to wait for
-                process.send_signal(signal.SIGCONT)
-                while b"second" not in heard:
-                    heard += await soon(reader.content.readany())
-                more.set()
-                heard += await soon(reader.read())
+        async with (
+            served("--upstream", upstream.url, *limits) as (process, address),
+            session.post(f"{address}/v1/stream", json={"prompt": "x", "model": "m"}) as reader,
+        ):
+            heard = b""
+            while b"first" not in heard:
+                heard += await soon(reader.content.readany())
+            process.send_signal(signal.SIGSTOP)
+            told.set()
+            await asyncio.sleep(1)  # real time, in which nobody here has anything to wait for
+            process.send_signal(signal.SIGCONT)
+            while b"second" not in heard:
+                heard += await soon(reader.content.readany())
+            more.set()
+            heard += await soon(reader.read())
     assert b"third" in heard
     assert b"event: done\n" in heard

@@ -1,4 +1,4 @@
-"""Upstreams that break HTTP itself, below any script: each answer of theirs has a clear end, and nobody waits for ever."""
+"""Upstreams that break HTTP itself, below any script: each answer has a clear end, and nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ async def in_front_of(serve: Serve, **settings: float) -> AsyncIterator[Site]:
     server = await asyncio.start_server(lambda r, w: tasks.add(asyncio.ensure_future(quietly(r, w))), "127.0.0.1", 0)
     try:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        limits = {"upstream_first_token": 1.0, "upstream_idle": 1.0, "upstream_total": 2.0}
+        limits: dict[str, Any] = {"upstream_first_token": 1.0, "upstream_idle": 1.0, "upstream_total": 2.0}
         async with site(upstream=(url,), **{**limits, **settings}) as here:
             yield here
     finally:
@@ -94,7 +95,7 @@ async def in_front_of(serve: Serve, **settings: float) -> AsyncIterator[Site]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def ending(here: Site, **body: object) -> dict:
+async def ending(here: Site, **body: Any) -> dict:
     """The terminal record of an answer."""
     response = await here.http.create(model="m", **body)
     return json.loads((await soon(response.read())).rpartition(b"\ndata: ")[2])

@@ -18,7 +18,7 @@ from midstream.testing.puppet import Puppets
 from midstream.transports import websocket
 from midstream.wire import H_STREAM_ID, MAX_REF_CHARS, SEND_STALL, WS_CLOSE
 from tests.gateways import Site, cursor, site, wire
-from tests.sockets import Peer, seqs, socket
+from tests.sockets import HANDSHAKE, Peer, seqs, socket
 
 
 @pytest_asyncio.fixture
@@ -460,8 +460,7 @@ async def test_ping_gets_through_a_large_replay() -> None:
     """What is unsent when a ping comes is a socket's worth, not the rest of the stream."""
     async with site(max_stream_bytes=64 * 1024**2) as here, wire(here.gateway) as raw:
         stream_id = await here.told(*["x" * 100_000] * 400)
-        upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
-        raw.request("GET", "/v1/ws", *upgrade, "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==")
+        raw.request("GET", "/v1/ws", *HANDSHAKE)
         assert (await raw.head())[0] == 101
         asked = json.dumps({"type": "resume", "stream_id": stream_id, "cursor": cursor(stream_id, 0)}).encode()
         raw.send(b"\x81\xfe" + len(asked).to_bytes(2, "big") + b"\0\0\0\0" + asked)
@@ -471,6 +470,19 @@ async def test_ping_gets_through_a_large_replay() -> None:
         while b"\x8a\x04ping" not in heard:
             heard = heard[-16:] + await soon(raw.some())
         assert here.gateway.readers(stream_id)[0].position < 400
+
+
+async def test_flood_of_pings_costs_no_memory(here: Site) -> None:
+    """I5: who pings and takes nothing is owed one answer, not one for each."""
+    async with wire(here.gateway) as raw:
+        raw.request("GET", "/v1/ws", *HANDSHAKE)
+        assert (await raw.head())[0] == 101
+        (connection,) = here.gateway.server.server_state.connections
+        pings = (b"\x89\xfd\0\0\0\0" + b"x" * 125) * 8000
+        for _ in range(20):
+            raw.send(pings)
+            await raw.sent()
+        assert connection.transport.get_write_buffer_size() < 300_000
 
 
 async def test_slow_socket_serves_each_of_its_streams_in_turn(here: Site) -> None:

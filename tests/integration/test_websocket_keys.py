@@ -18,7 +18,7 @@ from midstream.transports import websocket
 from midstream.wire import SESSION_COOKIE, SESSION_TERM, WS_CLOSE
 from tests.gateways import Http, Site, cursor, site, wire
 from tests.integration.test_http_keys import reread, session
-from tests.sockets import Peer, seqs, socket
+from tests.sockets import HANDSHAKE, Peer, seqs, socket
 
 STRANGER = WS_CLOSE["unauthorized"]
 # Everything that names a stream, or could tell that there is one.
@@ -29,12 +29,6 @@ VERBS: list[tuple[str, dict[str, int]]] = [
     ("ack", {"seq": 480}),
     ("cancel", {}),
 ]
-HANDSHAKE = (
-    "Connection: Upgrade",
-    "Upgrade: websocket",
-    "Sec-WebSocket-Version: 13",
-    "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==",
-)
 
 
 @pytest.fixture

@@ -43,8 +43,15 @@ class Witness:
         self._cancel, self._sweep = journal.request_cancel, journal.sweep
         self.frames: dict[str, list[Frame]] = {}
         self.gone: set[str] = set()
+        self._tried: dict[tuple[str, int], Frame] = {}
         for verb in ("append", "create", "request_cancel", "sweep"):
             setattr(journal, verb, getattr(self, verb))
+
+    def settle(self) -> None:
+        """A writer that was stopped in the middle of an append does not hear that it was kept."""
+        for stream_id, frames in self.frames.items():
+            for at, frame in enumerate(frames):
+                frames[at] = frame or self._tried[stream_id, at + 1]
 
     def text(self, stream_id: str, upto: int) -> bytes:
         """The answer as of a record."""
@@ -57,6 +64,7 @@ class Witness:
         return created
 
     async def append(self, stream_id: str, frames: list[Frame], *, epoch: int, first_seq: int) -> None:
+        self._tried.update({(stream_id, first_seq + at): frame for at, frame in enumerate(frames)})
         await self._append(stream_id, frames, epoch=epoch, first_seq=first_seq)
         self._see(stream_id, first_seq, frames)
 
@@ -115,8 +123,8 @@ class Shape:
 
 
 class World:
-    """One run.  `visits` are all the connections there were; `acked` the highest ack of each stream; `denied` those that
-    the gateway said it does not know; `answers` the snapshots that were asked for."""
+    """One run.  `visits` are all the connections there were; `acked` the highest ack of each stream; `denied` those
+    that the gateway said it does not know; `answers` the snapshots that were asked for."""
 
     def __init__(self, gateway: RunningGateway, shape: Shape, seed: int) -> None:
         self.gateway = gateway
@@ -288,6 +296,7 @@ class World:
 
 def judge_all(world: World) -> None:
     """Nobody was told anything that is not so."""
+    world.witness.settle()
     for visit in world.visits:
         judge(world, visit)
     for answer in world.answers:  # whole at any moment, whatever was acked or evicted (R9)

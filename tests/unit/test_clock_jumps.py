@@ -1,4 +1,4 @@
-"""The wall clock is corrected while streams are kept: nothing is kept for ever because of it, and nothing goes early."""
+"""The wall clock is corrected while streams are kept: nothing is kept for ever for it, and nothing goes early."""
 
 from __future__ import annotations
 

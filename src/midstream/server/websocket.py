@@ -33,6 +33,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     """One connection after its upgrade."""
 
     _leaving: Callable[[], None] | None = None
+    _pong = b""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -77,6 +78,25 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def abort(self) -> None:
         self.transport.abort()
+
+    # --- pings ------------------------------------------------------------------------------------------------------
+
+    def handle_ping(self) -> None:
+        """Answer at once, or, where there is no room, the newest ping alone (RFC 6455, section 5.5.3).
+
+        Else who pings without end and reads nothing would be kept an answer to each.
+        """
+        pong = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(pong)
+        else:
+            self._pong = pong
+
+    def resume_writing(self) -> None:
+        pong, self._pong = self._pong, b""
+        super().resume_writing()
+        if pong and not self.close_sent:
+            self.transport.write(pong)
 
     # --- the ends of a connection -----------------------------------------------------------------------------------
 

@@ -41,9 +41,11 @@ def nested(depth: int) -> Any:
 def test_as_many_as_no_model_makes_are_refused(events: list[bytes]) -> None:
     """Each costs time of the loop and memory of the stream; what a real request can ask for is far below."""
     reader = ChatReader()
+    *fine, last = events
+    for data in fine:
+        reader.read(data)
     with pytest.raises(ProducerFailed) as refused:
-        for data in events:
-            reader.read(data)
+        reader.read(last)
     assert refused.value.failure == "upstream_malformed"
     ChatReader().read(event(*(said(index, content="x") for index in range(2048))))
 
