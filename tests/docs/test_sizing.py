@@ -8,7 +8,7 @@ import pytest
 
 from midstream.codec import native
 from midstream.journal import open_journal
-from midstream.records import FRAME_OVERHEAD, Chunk, Finish, StreamMeta
+from midstream.records import FRAME_OVERHEAD, STREAM_OVERHEAD, Chunk, Finish, StreamMeta
 from midstream.rules import Bounds
 from midstream.testing.clock import ManualClock
 from tests.docs.markdown import ROOT, section, table
@@ -50,6 +50,7 @@ def test_the_sums_over_all_streams_are_right() -> None:
     bounds = Bounds()
     assert f"about {round(bounds.max_stream_bytes * 74_000 / in_memory(74_000), -3):,.0f} such tokens" in TEXT
     assert f"about {round(bounds.max_bytes / in_memory(4_000), -2):,.0f} answers of 4,000 tokens" in TEXT
+    assert f"{STREAM_OVERHEAD:,} bytes" in TEXT
     assert f"200 × {in_memory(1_000) / 2**20:.1f} MiB = 20 MiB" in TEXT
 
 

@@ -23,8 +23,15 @@ from tests.sharing import Processes, Reader, Told, crash, eventually, processes,
 from tests.valkeys import BRIEF, clustered, shared
 
 
+@pytest_asyncio.fixture
+async def several() -> AsyncIterator[Processes]:
+    async with processes() as made:
+        yield made
+
+
 @pytest_asyncio.fixture(params=["server", "cluster"])
-async def several(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
+async def either(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
+    """Where leases lie differs: one on a server, one for each tag on a cluster."""
     async with processes(shared() if request.param == "server" else clustered()) as made:
         yield made
 
@@ -66,11 +73,11 @@ async def test_waiting_reader_hears_that_the_writer_is_gone(several: Processes) 
     assert len(told.orphans) == count
 
 
-async def test_racing_claims_of_an_orphan_are_won_once(several: Processes) -> None:
+async def test_racing_claims_of_an_orphan_are_won_once(either: Processes) -> None:
     """Of four gateways that notice at the same time exactly one gets the stream; the others hear None."""
-    a = await several.start(terms=BRIEF)
-    others = [await several.start(Told(), terms=BRIEF) for _ in range(4)]
-    writers = [await written(a, meta(several.clock), 2) for _ in range(5)]
+    a = await either.start(terms=BRIEF)
+    others = [await either.start(Told(), terms=BRIEF) for _ in range(4)]
+    writers = [await written(a, meta(either.clock), 2) for _ in range(5)]
     await crash(a)
     await orphaned(others[0], writers[0].stream_id)
     for writer in writers:
@@ -97,10 +104,10 @@ async def test_stream_of_a_living_writer_is_no_orphan(several: Processes) -> Non
     await silent.say("still here")
 
 
-async def test_process_that_closes_gives_up_its_streams_at_once(several: Processes) -> None:
+async def test_process_that_closes_gives_up_its_streams_at_once(either: Processes) -> None:
     """Nobody waits for the lease of a gateway that went in order."""
-    a, b = await several.start(), await several.start(Told())
-    writer = await written(a, meta(several.clock), 2)
+    a, b = await either.start(), await either.start(Told())
+    writer = await written(a, meta(either.clock), 2)
     await a.close()
     assert await b.orphans() == [writer.stream_id]
     assert await b.claim_orphan(writer.stream_id) is not None
@@ -155,16 +162,16 @@ async def test_nobody_is_called_dead_while_nobody_could_renew(several: Processes
     await eventually(claimed, "the term to be over")
 
 
-async def test_lease_lost_to_an_outage_is_taken_up_again(several: Processes) -> None:
+async def test_lease_lost_to_an_outage_is_taken_up_again(either: Processes) -> None:
     """Who could not renew because the store was away goes on writing, as long as nobody has claimed (I6)."""
     told = Told()
-    a = await several.start(told, terms=BRIEF)
-    writer = await written(a, meta(several.clock), 2)
+    a = await either.start(told, terms=BRIEF)
+    writer = await written(a, meta(either.clock), 2)
     process = a._lease.process
     a._hurry.clear()
-    several.delete(":lease:")
+    either.delete(":lease:")
     await reconnected(a)
-    await until(lambda: several.keys(":lease:"), "the lease to be taken up again")
+    await until(lambda: either.keys(":lease:"), "the lease to be taken up again")
     await writer.say("on")
     assert (a._lease.process, told.gone) == (process, [])
 
@@ -258,14 +265,14 @@ async def test_paused_process_gives_up_what_nobody_claimed(several: Processes) -
         assert await b.orphans() == [paused.stream_id]
 
 
-async def test_refused_writer_reads_on_from_the_store(several: Processes) -> None:
+async def test_refused_writer_reads_on_from_the_store(either: Processes) -> None:
     """Readers of a gateway that lost its lease go on, with what the store has."""
     told = Told()
-    a, b = await several.start(told, terms=BRIEF), await several.start(Told(), terms=BRIEF)
-    writer = await written(a, meta(several.clock), 3)
+    a, b = await either.start(told, terms=BRIEF), await either.start(Told(), terms=BRIEF)
+    writer = await written(a, meta(either.clock), 3)
     reader = Reader(a, writer.stream_id)
     await reader.has(3)
-    several.delete(f":lease:{a._lease.process}")
+    either.delete(f":lease:{a._lease.process}")
     await until(lambda: told.gone, "the renewal to find the lease gone")
     with pytest.raises(StaleWriter):
         await writer.say("late")

@@ -258,3 +258,76 @@ async def test_epoch_given_out_twice_fences_all_the_same(failover: Failover) -> 
     frames = await read_all(c, writer.stream_id)
     assert [Record.of(frame).json().get("delta") for frame in frames[3:]] == ["by the second heir"]
     await asyncio.sleep(0)
+
+
+async def test_end_that_the_replica_missed_is_given_to_it(failover: Failover) -> None:
+    """A stream that has ended is looked after too: nobody waits for an end that was reached, and lost."""
+    a, b = await failover.start(), await failover.start()
+    writer = await written(a, meta(failover.clock), 10)
+    await failover.cut_off()
+    await writer.say("last")
+    await writer.finish()
+    failover.fail_over()
+
+    async def ended() -> bool:
+        return (await b.state(writer.stream_id)).status == "done"
+
+    await eventually(ended, "the end to be put back")
+    assert await read_all(b, writer.stream_id) == writer.frames
+
+
+async def test_ended_stream_that_is_all_gone_comes_back_ended() -> None:
+    """Restarted empty: a finished answer is still there for who resumes it, as long as its gateway holds it."""
+    with valkey() as server:
+        async with processes(server) as several:
+            a, b = await several.start(), await several.start()
+            writer = await Writer.begin(a, meta(several.clock), ["ada/idem/K"])
+            await writer.say("one ", "two")
+            await writer.finish()
+            server.kill()
+            server.start()
+
+            async def there() -> bool:
+                return await refusal_of(b.state(writer.stream_id)) == "nothing"
+
+            await eventually(there, "the stream to be back")
+            await eventually(lambda: b.find("ada/idem/K"), "its name")
+            assert await read_all(b, writer.stream_id) == writer.frames
+            assert (await b.state(writer.stream_id)).status == "done"
+
+
+async def test_end_that_nobody_holds_is_no_stream_open_for_ever(failover: Failover) -> None:
+    """The process that ended it lives, but has forgotten it: it finds the stream open under its name, and ends it."""
+    a = await failover.start(Told())
+    writer = await written(a, meta(failover.clock), 10)
+    await failover.cut_off()
+    await writer.say("last")
+    await writer.finish()
+    a._tails.pop(writer.stream_id)
+    failover.fail_over()
+    await until(a.available, "the replica to be met")
+    assert await a.orphans() == [writer.stream_id]
+    orphan = await a.claim_orphan(writer.stream_id)
+    assert orphan is not None
+    assert (orphan.state.highest_seq, orphan.intact) == (10, False)
+    await a.append(writer.stream_id, [native.failed(11, LOST)], epoch=orphan.state.epoch, first_seq=11)
+    assert (await a.state(writer.stream_id)).status == "failed"
+    assert await a.orphans() == []
+
+
+async def test_stream_that_is_being_created_is_no_orphan(failover: Failover) -> None:
+    """However often a process asks for its orphans while it begins and ends streams, it never takes its own."""
+    a = await failover.start(Told())
+
+    async def ask() -> None:
+        for _ in range(60):
+            for stream_id in await a.orphans():
+                assert await a.claim_orphan(stream_id) is None
+
+    async def live() -> None:
+        for _ in range(30):
+            writer = await Writer.begin(a, meta(failover.clock))
+            await writer.say("x")
+            await writer.finish()
+
+    await asyncio.gather(ask(), live(), live())

@@ -85,7 +85,7 @@ async def test_local_readers_need_nothing_of_the_store(several: Processes) -> No
 async def test_resume_on_another_gateway_before_the_first_token(several: Processes) -> None:
     """A reader that arrives the moment a stream was created elsewhere attaches and waits, every time."""
     a, b = await several.start(), await several.start()
-    for _ in range(200):
+    for _ in range(100):
         writer = await Writer.begin(a, meta(several.clock))
         state = await b.state(writer.stream_id)
         rules.honour(state, 1)

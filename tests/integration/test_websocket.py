@@ -186,6 +186,22 @@ async def test_ack_is_answered_with_the_state(here: Site, peer: Peer) -> None:
     assert (await peer.refused("cursor_ahead", "mine"))["highest_seq"] == 3
 
 
+async def test_acks_keep_a_long_answer_small(here: Site, peer: Peer) -> None:
+    """Of 10,000 tokens, acked a hundred at a time, never 300 are kept one by one; the answer stays whole."""
+    stream_id, puppet = await peer.begin(here)
+    for at in range(100):
+        await puppet.say(*["word "] * 100)
+        assert (await here.gateway.streams.journal.state(stream_id)).retained_records < 300
+        heard = await peer.hear_under("a", records=100)
+        assert seqs(heard)[-1] == 101 + at * 100
+        await here.gateway.idle(stream_id)
+        await peer.say("ack", stream_id=stream_id, seq=seqs(heard)[-1])
+        assert (await peer.hear())["retained_records"] <= 1
+    await puppet.finish()
+    snapshot = (await here.http.get(f"/v1/stream/{stream_id}/snapshot")).json
+    assert (snapshot["complete"], snapshot["text"]) == (True, "word " * 10_000)
+
+
 async def test_cancel_is_answered_with_the_state_and_heard_by_readers(here: Site, peer: Peer) -> None:
     """Also of a stream that is followed elsewhere, or not at all."""
     stream_id, puppet = await peer.begin(here)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from midstream.codec import native
 from midstream.errors import UnknownStream
 from midstream.journal.base import Created, Journal
 from midstream.records import Frame, Record, StreamMeta, StreamState
+from midstream.server.connection import HttpConnection
 from midstream.streams import Answer
 from midstream.testing.gateway import RunningGateway
 from midstream.testing.patience import until
@@ -200,15 +202,40 @@ class World:
     async def _visit(self, stream_id: str, position: int) -> Visit:
         visit = Visit(stream_id, position)
         self.visits.append(visit)
-        async with wire(self.gateway) as peer:
+        crawls = self.random.random() < 0.3
+        async with self._narrow() if crawls else wire(self.gateway) as peer:
             self._ask(peer, stream_id, position)
             visit.status, headers = await peer.head()
             if visit.status != 200:
                 length = int(dict(headers).get("content-length", 0))
                 visit.body += await peer.take(length)
                 return visit
-            await self._listen(peer, visit)
+            await self._listen(peer, visit, crawls=crawls)
         return visit
+
+    @asynccontextmanager
+    async def _narrow(self) -> AsyncIterator[Wire]:
+        """A connection whose buffers hold next to nothing: who reads slowly on it is behind at once."""
+        with socket.socket() as local:
+            local.setblocking(False)
+            local.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            await asyncio.get_running_loop().sock_connect(local, ("127.0.0.1", self.gateway.port))
+            reader, writer = await asyncio.open_connection(sock=local.dup(), limit=512)
+            port = local.getsockname()[1]
+        await until(lambda: self._squeeze(port), "the other end of the connection")
+        try:
+            yield Wire(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    def _squeeze(self, port: int) -> bool:
+        for connection in self.gateway.server.server_state.connections:
+            assert isinstance(connection, HttpConnection)
+            if connection.client is not None and connection.client[1] == port:
+                connection.transport.set_write_buffer_limits(high=512)
+                connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1024)
+                return True
+        return False
 
     def _ask(self, peer: Wire, stream_id: str, position: int) -> None:
         path, token = f"/v1/stream/{stream_id}", cursor(stream_id, position)
@@ -220,15 +247,14 @@ class World:
         if self.random.random() < 0.1:  # a request behind it must not hide that its reader goes
             peer.request("GET", "/healthz")
 
-    async def _listen(self, peer: Wire, visit: Visit) -> None:
+    async def _listen(self, peer: Wire, visit: Visit, *, crawls: bool) -> None:
         draw = self.random
         chunks = draw.choice([0, 1, 3, 10, 10_000, 10_000])
-        crawls = draw.random() < 0.2
         try:
             while chunks and (chunk := await peer.chunk()):
                 visit.body += chunk
                 chunks -= 1
-                await self._pause(20 if crawls else 2)
+                await self._pause(50 if crawls else 2)
         except (asyncio.IncompleteReadError, ConnectionError):
             visit.how = "broken"
             return
@@ -299,6 +325,8 @@ def judge_all(world: World) -> None:
     world.witness.settle()
     for visit in world.visits:
         judge(world, visit)
+    broken = sum(visit.how == "broken" for visit in world.visits)
+    assert broken <= world.gateway.streams.totals.stalled, "a connection broke that had not stalled"
     for answer in world.answers:  # whole at any moment, whatever was acked or evicted (R9)
         assert answer.fold.complete
         text = answer.fold.choices[0].text if answer.fold.choices else b""
@@ -344,4 +372,4 @@ def _judge_stream(world: World, visit: Visit, frames: list[Frame]) -> None:
     elif visit.how == "whole":
         assert ended, f"the stream went silent after {upto} of {len(frames)}"
     else:
-        assert visit.how == "left"
+        assert visit.how == "left" or world.gateway.streams.totals.stalled

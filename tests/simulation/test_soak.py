@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -26,7 +27,7 @@ async def soak(directory: Path, back_end: str, shape: Shape, seed: int) -> None:
     async with RunningGateway(settings) as gateway:
         tasks, files = len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
         world = World(gateway, shape, seed)
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(100):
             await world.run()
         judge_all(world)
         await until(lambda: not gateway.server.server_state.connections, "the last connection to close")
@@ -38,7 +39,29 @@ async def soak(directory: Path, back_end: str, shape: Shape, seed: int) -> None:
         print(seed, Counter((visit.status, visit.how) for visit in world.visits))
 
 
-@pytest.mark.parametrize("evicts", [False, True], ids=["kept", "evicted"])
-@pytest.mark.parametrize("back_end", ["memory", "sqlite"])
-async def test_soak(tmp_path: Path, back_end: str, evicts: bool) -> None:
+back_ends = pytest.mark.parametrize("back_end", ["memory", "sqlite"])
+kinds = pytest.mark.parametrize("evicts", [False, True], ids=["kept", "evicted"])
+
+
+@kinds
+@back_ends
+async def test_readers_are_told_nothing_wrong_whatever_happens(tmp_path: Path, back_end: str, evicts: bool) -> None:
+    """Some hundreds of connections to a dozen streams."""
     await soak(tmp_path, back_end, Shape(evicts=evicts), seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 8))
+@kinds
+@back_ends
+async def test_readers_are_told_nothing_wrong_for_long(tmp_path: Path, back_end: str, evicts: bool, seed: int) -> None:
+    """Thousands of connections, to streams of other lengths, with more readers or fewer."""
+    draw = Random(seed)
+    shape = Shape(
+        streams=draw.choice([6, 12, 30]),
+        readers=draw.choice([2, 6, 15]),
+        visits=draw.choice([5, 20]),
+        batches=draw.choice([10, 60, 120]),
+        evicts=evicts,
+    )
+    await soak(tmp_path, back_end, shape, seed)

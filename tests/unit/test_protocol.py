@@ -183,6 +183,13 @@ def test_fixed_bounds_are_those_of_the_code() -> None:
     assert told["an Idempotency-Key"] == f"{wire.MAX_IDEMPOTENCY_CHARS} characters"
 
 
+def test_bounds_of_a_connection_are_those_of_the_code() -> None:
+    """What a connection may hold before anything is asked."""
+    told = {what: bound for what, bound, _ in table(section(TEXT, "13. Bounds and retention"))}
+    assert told["a request's line and headers"] == f"{wire.MAX_HEAD_BYTES} bytes"
+    assert told["requests that wait on one connection for those before them"] == str(wire.MAX_PIPELINED)
+
+
 def test_bounds_of_a_socket_are_those_of_the_code() -> None:
     """And a message is bounded as a body is."""
     told = {what: bound for what, bound, _ in table(section(TEXT, "13. Bounds and retention"))}

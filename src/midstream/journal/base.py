@@ -133,7 +133,8 @@ class Journal(Protocol):
         """Records after `after`, oldest first, at most `limit` and, past the first, at most `max_bytes`.
 
         Records and state are of one instant.  Where the record after `after` is no longer retained the page is empty
-        and its `oldest_retained_seq` tells (R8).
+        and its `oldest_retained_seq` tells (R8).  Raises StoreLost where it should be there and is not; on a shared
+        store CursorAhead, to a reader that was given records which the store has lost since.
         """
 
     def peek(self, stream_id: str, after: int) -> Page | None:

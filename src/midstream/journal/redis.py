@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeGuard
 
 from midstream.codec import native
-from midstream.errors import JournalError, MidstreamError, StoreUnavailable, StreamEnded, UnknownStream
+from midstream.errors import JournalError, MidstreamError, StoreLost, StoreUnavailable, UnknownStream
 from midstream.journal.base import WRITER_LOST, Created, Listener, Orphan, RoundTrips, Snapshot, Traits
+from midstream.journal.redis_claims import Claims
 from midstream.journal.redis_keeping import Keeping
 from midstream.journal.redis_keys import SHARDS, Numbers, Space
 from midstream.journal.redis_lease import Lease
 from midstream.journal.redis_names import Names
-from midstream.journal.redis_scripts import CANCEL, CLAIM, TOUCH, Code
+from midstream.journal.redis_scripts import CANCEL, TOUCH
 from midstream.journal.redis_store import Store
 from midstream.journal.redis_tail import Tail, Tails
 from midstream.journal.redis_url import Access, Terms
@@ -31,8 +31,6 @@ from midstream.rules import Bounds
 from midstream.wire import MAX_SEQ, OPEN, RETAIN_CAP, SLICE_BYTES, SLICE_FRAMES, TOUCH_EVERY, CancelReason
 
 logger = logging.getLogger(__name__)
-
-_CLOSED = "the journal is closed"
 
 
 class RedisJournal:
@@ -59,6 +57,7 @@ class RedisJournal:
         self._names: Names
         self._writing: Writing
         self._watch: Watch
+        self._claims: Claims
         self._keeping: Keeping
         self._hurry: asyncio.Event
 
@@ -91,6 +90,7 @@ class RedisJournal:
             self._bounds,
             self._totals,
         )
+        self._claims = Claims(store, space, tails, self._lease, self._watch, self._writing)
         self._running = True
         try:
             await self._begin()
@@ -113,10 +113,13 @@ class RedisJournal:
                 "the store's maxmemory-policy is %s: when memory is full it deletes parts of streams; set noeviction",
                 policy,
             )
-        await self._lease.take()
-        await self._keeping.count()
-        if self._listener is None:
-            await self._end_orphans()
+        try:
+            await self._lease.take()
+            await self._keeping.count()
+            if self._listener is None:
+                await self._end_orphans()
+        except StoreUnavailable as error:
+            logger.error("the store at %s does not do what it should: %s", self._access.place, error)
 
     async def close(self) -> None:
         if not self._running:
@@ -128,6 +131,7 @@ class RedisJournal:
             await asyncio.wait(self._tasks)
         await self._watch.close()
         try:
+            await self._store.settle()
             if self._lease.holds:
                 await self._lease.give_up()
         except MidstreamError as error:
@@ -202,9 +206,10 @@ class RedisJournal:
         """Our lease ran out: others may have our streams.  Nothing that is kept here counts any more."""
         logger.error("this process was stopped for longer than its lease: it gives up the streams it wrote")
         for tail in self._tails:
-            if tail.mine:
+            if tail.written_here:
                 tail.forfeited = tail.mine
                 self._superseded(tail)
+            tail.mine = 0
             tail.forget_records()
             tail.wake()
 
@@ -218,8 +223,8 @@ class RedisJournal:
                 seq = orphan.state.highest_seq + 1
                 frames = [native.failed(seq, WRITER_LOST)]
                 await self.append(stream_id, frames, epoch=orphan.state.epoch, first_seq=seq)
-        except UnknownStream:
-            pass
+        except (UnknownStream, StoreLost) as error:
+            logger.warning("stream %s, whose writer is gone, cannot be ended: %s", stream_id, error)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -231,9 +236,10 @@ class RedisJournal:
             await self._keeping.make_room()
         tail = Tail(meta, tuple(names), self._space, self._terms)
         while True:
-            taken = await self._create(tail, frames)
-            if isinstance(taken, Numbers):
-                return Created(self._born(tail, taken), existed=False)
+            with self._claims.under_way(meta.stream_id):
+                taken = await self._create(tail, frames)
+                if isinstance(taken, Numbers):
+                    return Created(self._born(tail, taken), existed=False)
             try:
                 state = await self.state(taken)
             except UnknownStream:  # it ran out and left its name behind
@@ -271,36 +277,13 @@ class RedisJournal:
         await self._writing.append(tail, frames, epoch, first_seq)
 
     async def claim(self, stream_id: str) -> StreamState:
-        tail = await self._watch.reading.known(stream_id)
-        _, told = await self._writing.call(CLAIM, tail, "", secrets.token_hex(8))
-        return self._claimed(tail, Numbers.of(told))
-
-    def _claimed(self, tail: Tail, told: Numbers) -> StreamState:
-        tail.mine = max(tail.mine, told.epoch)
-        tail.learn(told, asyncio.get_running_loop().time())
-        tail.fresh = tail.highest == told.highest
-        if tail.waiters and not tail.fresh:
-            self._watch.stir(tail)
-        return told.state(tail.meta)
+        return await self._claims.claim(await self._watch.reading.known(stream_id))
 
     async def claim_orphan(self, stream_id: str) -> Orphan | None:
-        tail, told = await self._watch.reading.numbers(stream_id)
-        dead = told.writer
-        if told.status != OPEN or dead == self._lease.process or not self._lease.may_judge(tail.shard, told.run):
-            return None
-        lease = self._space.lease(tail.shard, dead)
-        try:
-            code, *now = await self._writing.call(CLAIM, tail, dead, secrets.token_hex(8), keys=[lease])
-        except StreamEnded:
-            return None
-        if code != Code.OK:
-            return None
-        numbers = Numbers.of(now[0])
-        intact = numbers.run == self._store.node(tail.shard).run_id
-        return Orphan(self._claimed(tail, numbers), intact)
+        return await self._claims.claim_orphan(stream_id)
 
     async def orphans(self) -> Sequence[str]:
-        return await self._keeping.orphans()
+        return await self._claims.orphans()
 
     async def request_cancel(self, stream_id: str, reason: CancelReason) -> StreamState:
         tail = await self._watch.reading.known(stream_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 from midstream.errors import MidstreamError, OutOfSpace, StoreLost, UnknownStream
 from midstream.journal.redis_keys import SHARDS, Space
@@ -16,7 +16,7 @@ from midstream.journal.redis_tail import Tail, Tails
 from midstream.journal.redis_writing import Writing
 from midstream.records import StreamMeta, StreamState
 from midstream.rules import Bounds
-from midstream.wire import OPEN, TOUCH_EVERY
+from midstream.wire import TOUCH_EVERY
 
 # Streams forgotten, looked at or renewed at once: more would hold up what others want of the store.
 _AT_ONCE = 200
@@ -154,31 +154,12 @@ class Keeping:
             return None
         return told.state(tail.meta)
 
-    async def orphans(self) -> list[str]:
-        """Open streams whose writer's process is gone, as far as that can be known now."""
-        told = await self._store.each((shard, command("HGETALL", self._space.open(shard))) for shard in range(SHARDS))
-        found = [
-            (shard, stream_id.decode(), writer.decode())
-            for shard, some in enumerate(told)
-            for stream_id, writer in zip(some[::2], some[1::2], strict=True)
-        ]
-        dead = await self._dead({(shard, writer) for shard, _, writer in found})
-        return [stream_id for shard, stream_id, writer in found if (shard, writer) in dead]
-
-    async def _dead(self, writers: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
-        """Of these tags and processes those without a lease."""
-        asked = [(shard, writer) for shard, writer in writers if writer != self._lease.process]
-        there = await self._store.each(
-            (shard, command("EXISTS", self._space.lease(shard, writer))) for shard, writer in asked
-        )
-        return {one for one, alive in zip(asked, there, strict=True) if not alive}
-
     # --- what the living renew --------------------------------------------------------------------------------------
 
     async def keep(self) -> None:
         """Put off the expiry of the streams written here, and of their names, for another while."""
         now = asyncio.get_running_loop().time()
-        ours = [tail for tail in self._tails if tail.mine and tail.status == OPEN]
+        ours = [tail for tail in self._tails if tail.written_here]
         due = [
             tail for tail in ours if now - tail.kept >= TOUCH_EVERY or (tail.names and now - tail.bound >= TOUCH_EVERY)
         ]
@@ -196,10 +177,10 @@ class Keeping:
         """Tell the other processes our lowest reader of this stream, or that there is none any more."""
         if position is None:
             self._held.pop(tail.stream_id, None)
-        else:
-            self._held[tail.stream_id] = (position, asyncio.get_running_loop().time())
         term = int(self._store.terms.hold * 1000)
         await self._writing.call(HOLD, tail, "" if position is None else position, term)
+        if position is not None:
+            self._held[tail.stream_id] = (position, asyncio.get_running_loop().time())
 
     async def renew_holds(self, lowest: Callable[[str, int], int | None]) -> None:
         """Tell our lowest readers again where that was some time ago.  `lowest` knows them, given what was told."""
@@ -210,11 +191,12 @@ class Keeping:
             await asyncio.gather(*(self._hold_again(one, lowest(one, told)) for one, told in due[at : at + _AT_ONCE]))
 
     async def _hold_again(self, stream_id: str, position: int | None) -> None:
-        tail = self._tails.get(stream_id)
-        if tail is None:
+        try:
+            await self.hold(await self._reading.known(stream_id), position)
+        except UnknownStream:
             self._held.pop(stream_id, None)
-        else:
-            await _quietly(self.hold(tail, position))
+        except MidstreamError:
+            pass  # the next renewal is near
 
     async def lowest_elsewhere(self, stream_id: str) -> int | None:
         """The lowest position that another process tells of its readers."""

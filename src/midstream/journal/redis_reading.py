@@ -64,6 +64,11 @@ class Reading:
         tail.learn(numbers, self._loop.time())
         return tail, numbers
 
+    async def ask(self, tail: Tail) -> Numbers | None:
+        """The same of a stream that may have to be brought back; None when nothing of it is there."""
+        told = await self._store.run(tail.shard, command("HMGET", tail.keys.stream, *FIELDS))
+        return Numbers.of(told) if any(told) else None
+
     async def known(self, stream_id: str) -> Tail:
         """The stream, asked for only where nothing is known of it.  Raises UnknownStream, StoreLost."""
         tail = self._tails.get(stream_id)
@@ -87,15 +92,14 @@ class Reading:
         """
         shard = shard_of(stream_id)
         tail = self._tails.get(stream_id)
-        ours = tail is not None and tail.mine > 0 and self.replaced(tail)
-        if not ours and self._loop.time() - self._store.node(shard).replaced < self._store.terms.mend:
+        if self._loop.time() - self._store.node(shard).replaced < self._store.terms.mend:
             return StoreUnavailable("the store came back without this stream; its writer may have it", 1)
         signs = await self._store.together(
             shard,
             command("EXISTS", self._space.log(stream_id)),
             command("HEXISTS", self._space.open(shard), stream_id),
         )
-        if not ours:  # else it is for us to bring it back
+        if tail is None or not (tail.mine and self.replaced(tail)):  # else it is for us to bring it back
             self._tails.pop(stream_id)
         return StoreLost(f"the store has lost the numbers of {stream_id}") if any(signs) else UnknownStream()
 
@@ -220,10 +224,15 @@ def unpacked(stream_id: str, entries: Sequence[Any], after: int) -> list[Frame]:
     at = after + 1
     try:
         for entry_id, (_, first_seq, _, data) in entries:
-            first, last = int(first_seq), int(entry_id[:-2])
+            first = int(first_seq)
+            if first == at and entry_id[:-2] == first_seq:  # nearly all: one record, the next
+                frames.append(data)
+                at += 1
+                continue
+            last = int(entry_id[:-2])
             if last < at:
                 continue
-            part = [data] if first == last else _split(data)
+            part = _split(data) if first < last else [data]
             if first > at or len(part) != last - first + 1:
                 raise lost(stream_id, at)
             frames += part[at - first :]

@@ -29,7 +29,8 @@ class Tail:
     """One stream.  `frames[head:]` are its newest records, `first` to `highest` without a hole; there may be none.
 
     `fresh`: whatever changes in the store is told to this process, or done by it; only then may anything be answered
-    from here.  `mine` is the epoch under which this process writes it, 0 when it does not.  Times are the loop's.
+    from here.  `mine` is the epoch under which this process writes it, or wrote it to its end, 0 when it does not.
+    Times are the loop's.
     """
 
     __slots__ = (
@@ -116,6 +117,11 @@ class Tail:
     @property
     def stream_id(self) -> str:
         return self.meta.stream_id
+
+    @property
+    def written_here(self) -> bool:
+        """Is this process writing it now?"""
+        return self.mine > 0 and self.status == OPEN
 
     def learn(self, told: Numbers, now: float) -> None:
         """Take what the store says of it, unless it is older than what is known already.
@@ -285,7 +291,7 @@ class Tails:
             if tail.held > allowed:
                 tail.shrink(allowed)
             held += tail.held + len(tail.meta.request) + KNOWN_BYTES
-            if not tail.waiters and not (tail.mine and tail.status == OPEN) and not tail.lock.locked():
+            if not tail.waiters and not tail.written_here and not tail.lock.locked():
                 idle.append(tail)
         many = len(idle) - IDLE_STREAMS
         for tail in idle:

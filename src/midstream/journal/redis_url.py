@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any
+from urllib.parse import urlsplit
 
 from redis.asyncio.connection import SSLConnection, parse_url
 
@@ -81,11 +82,14 @@ def parse(url: str) -> Access:
     if unknown := [name for name in told if name not in _TAKEN]:
         raise ValueError(f"a Redis journal has no option {unknown[0]!r}")
     prefix = told.get("prefix", "midstream")
-    if not prefix or set("{}") & set(prefix):
-        raise ValueError("the prefix of a Redis journal's keys may not be empty or hold braces")
+    if set("{}") & set(prefix):
+        raise ValueError("the prefix of a Redis journal's keys may not hold braces")
     lease = float(told.get("lease", 15.0))
     if not 1 <= lease <= 300:
         raise ValueError("the lease of a Redis journal may be from 1 to 300 seconds")
+    database = urlsplit(f"redis://{rest}").path.strip("/")
+    if SCHEMES[scheme] != "unix" and database and not database.isdecimal():
+        raise ValueError(f"a Redis journal's database is a number, not {database!r}")
     if SCHEMES[scheme] == "unix" and not told.get("path"):
         raise ValueError("a Redis journal at unix:// needs the path of its socket")
     if tls and SCHEMES[scheme] != "rediss":

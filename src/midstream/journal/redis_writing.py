@@ -10,6 +10,7 @@ though the store once said that all before was kept; what is missing is appended
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NoReturn
@@ -17,12 +18,12 @@ from typing import Any, NoReturn
 from midstream import rules
 from midstream.errors import (
     JournalError,
+    MidstreamError,
     OutOfSequence,
     StaleWriter,
     StoreLost,
     StoreUnavailable,
     StreamEnded,
-    UnknownStream,
 )
 from midstream.journal.redis_dropping import Dropping
 from midstream.journal.redis_keys import Numbers, Space, encode_meta
@@ -35,6 +36,8 @@ from midstream.journal.redis_tail import Tail, Tails
 from midstream.records import Frame
 from midstream.rules import Bounds
 from midstream.wire import OPEN, RETAIN_CAP, SLICE_BYTES, SLICE_FRAMES, TOUCH_EVERY
+
+logger = logging.getLogger(__name__)
 
 
 def entries(first: int, frames: Sequence[Frame]) -> Iterator[int | bytes]:
@@ -204,11 +207,12 @@ class Writing:
         last = first + len(frames) - 1
         if tail.highest == last:
             tail.fresh = tail.fresh or (tail.mine > 0 and not tail.returned)
-            if tail.status != OPEN:
-                tail.mine = 0
         tail.wake()
         if self.dropping.over(tail.size, last - tail.oldest + 1):
-            await self.dropping.evict(tail)
+            try:
+                await self.dropping.evict(tail)
+            except MidstreamError as error:  # the batch stands, and the next one tries again
+                logger.debug("stream %s keeps more than it may: %s", tail.stream_id, error)
 
     async def _refused(self, tail: Tail, frames: list[Frame], epoch: int, first: int, reply: list[Any]) -> None:
         code = reply[0]
@@ -246,10 +250,8 @@ class Writing:
 
         Raises UnknownStream, StoreLost where that is not enough.
         """
-        epoch = tail.mine
-        try:
-            _, told = await self._reading.numbers(tail.stream_id)
-        except (UnknownStream, StoreLost):
+        epoch, told = tail.mine, await self._reading.ask(tail)
+        if told is None:
             await self.restore(tail)
             return
         if (told.epoch, told.writer) != (epoch, self._lease.process):
@@ -291,9 +293,13 @@ class Writing:
         if records is None or tail.oldest > 1:
             raise StoreLost(f"the store has lost {tail.stream_id}, and not all of it is held here")
         names = [] if self._space.clustered else [self._space.name(name) for name in tail.names]
-        await self.create(tail, records, tail.mine, names)
+        epoch, body = tail.mine, records if tail.status == OPEN else records[:-1]
+        await self.create(tail, body, epoch, names)
         if self._space.clustered:
             await self._names.bind(tail.names, tail.stream_id, tail.ttl)
+        tail.run = self._store.node(tail.shard).run_id
+        if tail.status != OPEN:
+            await self._put_back(tail, len(records), len(records))
         tail.returned, tail.fresh = False, True
 
     async def create(self, tail: Tail, frames: list[Frame], epoch: int, keys: Sequence[bytes]) -> Numbers | str:
