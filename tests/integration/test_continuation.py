@@ -66,7 +66,9 @@ async def begin(session: aiohttp.ClientSession, url: str, records: int) -> str:
     async with session.post(f"{url}/v1/stream", json=PROMPT) as response:
         seen = 0
         while seen < records:
-            seen += (await response.content.readline()).startswith(b"id: ")
+            line = await response.content.readline()
+            assert line, "the answer ended before it could be left"
+            seen += line.startswith(b"id: ")
         return response.headers["Midstream-Stream-Id"]
 
 

@@ -16,6 +16,7 @@ from midstream.producers.intake import UpstreamLimits
 from midstream.producers.openai import OpenAIUpstream, Upstreams
 from midstream.producers.scripted import Scripted
 from midstream.records import Chunk, Finish
+from midstream.testing.patience import until
 from midstream.testing.upstream import (
     DONE,
     FAULTS,
@@ -212,6 +213,7 @@ async def test_the_request_is_the_callers_streamed_with_usage_and_nothing_else_o
     assert sent.pop("host") == f"127.0.0.1:{wire.port}"
     assert sent.pop("content-length") == str(len(request.body))
     assert sent == {
+        "connection": "close",
         "traceparent": "00-1",
         "accept": "text/event-stream, application/json",
         "accept-encoding": "identity",
@@ -604,12 +606,11 @@ async def test_leaving_between_two_lists_closes_the_upstream() -> None:
 
 
 async def test_leaving_at_the_finish_is_no_cancel() -> None:
-    """Whoever has taken the Finish need not ask again: the connection is used for the next request."""
+    """Whoever has taken the Finish need not ask again: the connection ends by itself, after the answer."""
     async with answering(*chat_answer("a")) as (wire, upstream):
         for _ in range(3):
             assert (await run(upstream)).outcome == "done"
-            await asyncio.sleep(0.01)
-        assert wire.open_connections == 1
+        await until(lambda: wire.open_connections == 0, "the connections to have come to their end")
         assert wire.closed == []
 
 

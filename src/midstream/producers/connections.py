@@ -8,11 +8,8 @@ from typing import Final
 import aiohttp
 
 _READ_BUFFER: Final = 64 * 1024
-# After the end of an answer its connection may come to its own end, to be used again, for this long, in seconds.
+# After the end of an answer its connection may come to its own end for this long, in seconds.
 _LINGER: Final = 0.5
-# Below what servers keep idle connections open for (uvicorn and Node: 5 s): a request on a connection that is just
-# being closed fails, and may not be sent twice (RFC 9110, section 9.2.2).
-_KEEPALIVE: Final = 2.0
 
 
 class _Response(aiohttp.ClientResponse):
@@ -35,7 +32,9 @@ class Connections:
         """No cookies, no time-out of its own, nothing decompressed: all that is for who reads."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE),
+                # A connection per request: a server may close an idle one at any moment, and a POST that meets it there
+                # must not be repeated (RFC 9110, section 9.2.2), so that a generation would fail for nothing.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
