@@ -73,6 +73,7 @@ async def begin(session: aiohttp.ClientSession, url: str, records: int) -> str:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(180)
 async def test_cut_upstream_and_killed_gateway_make_no_difference(model: Model, tmp_path: Path) -> None:
     """Once the upstream's connection is cut in mid-answer, once the gateway is killed: the text is the same."""
     journal = f"sqlite:///{tmp_path}/streams.db"
