@@ -231,22 +231,25 @@ def fold(into: Fold, frames: Iterable[Frame]) -> None:
 
 
 def _fold_token(into: Fold, data: dict[str, Any]) -> None:
+    # Producers put into a record what they like: nothing in it may stop a journal.
     index = data.get("choice", 0)
+    if type(index) is not int:
+        index = 0
     choice = into.choices.get(index)
     if choice is None:
         choice = into.choices[index] = Choice()
-    if reasoning := data.get("reasoning"):
+    if reasoning := _text(data.get("reasoning")):
         choice.reasoning += reasoning.encode()
         _count(into, index, "reasoning")
-    if delta := data.get("delta"):
+    if delta := _text(data.get("delta")):
         choice.text += delta.encode()
         _count(into, index, "text")
-    if refusal := data.get("refusal"):
+    if refusal := _text(data.get("refusal")):
         choice.refusal += refusal.encode()
         _count(into, index, "refusal")
     calls = data.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
-        if isinstance(call, dict):  # deltas are the upstream's own: nothing in them may stop a journal
+        if isinstance(call, dict):
             _count(into, index, f"call:{_fold_call(choice, call)}")
     if finish := data.get("finish_reason"):
         choice.finish_reason = finish

@@ -37,7 +37,8 @@ def token(seq: int, chunk: Chunk) -> Frame:
             seq,
             _dumps(chunk.delta),
         )
-    return frame(seq, TOKEN, {"seq": seq, "delta": chunk.delta, **chunk.more, "done": False})
+    ours = {"seq": seq, "delta": chunk.delta}
+    return frame(seq, TOKEN, ours | chunk.more | ours | {"done": False})
 
 
 def done(seq: int, finish: Finish) -> Frame:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -216,7 +218,9 @@ class Commits:
 
     def _depart(self, loop: asyncio.AbstractEventLoop) -> None:
         self._armed = False
-        flight = self._flight = self._gather(loop.time())
+        waiting = self._waiters
+        with self._or_stop(waiting):
+            flight = self._flight = self._gather(loop.time())
         self._not_before = flight.began + min(PACE * len(flight.waiters), MAX_PACE)
         written = loop.run_in_executor(self._thread, self._file.write, flight.batch)
         written.add_done_callback(partial(self._land, loop, flight))
@@ -284,12 +288,26 @@ class Commits:
             self._refuse(flight, error)
         else:
             self._failing = False
-            self._count_in(flight)
+            with self._or_stop(flight.waiters):
+                self._count_in(flight)
             for waiter in flight.waiters:
                 if not waiter.done():
                     waiter.set_result(None)
         if self._armed:
             self._arm(loop)
+
+    @contextmanager
+    def _or_stop(self, waiters: list[asyncio.Future[None]]) -> Iterator[None]:
+        """A fault of ours leaves memory and file apart, for all streams: say so, and take nothing more until a restart
+        has read the file again.  Who waits would else wait for ever."""
+        try:
+            yield
+        except BaseException:
+            self._loop, self._failing, self._failed_at = None, True, math.inf
+            for waiter in (*waiters, *self._waiters):
+                if not waiter.done():
+                    waiter.set_exception(StoreUnavailable("the journal has stopped; the log has the cause"))
+            raise
 
     def _count_in(self, flight: Flight) -> None:
         for log, epoch in flight.epochs.items():

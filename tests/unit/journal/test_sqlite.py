@@ -346,6 +346,35 @@ async def test_a_full_disk_is_no_place_for_new_streams(opened: Open, path: Path,
     assert journal.available()
 
 
+@pytest.mark.parametrize("where", ["append", "unfiled"])
+async def test_a_fault_of_ours_is_said_to_everybody(
+    opened: Open, path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Memory and file may be apart then: nobody waits for ever, nothing more is taken, and a restart has it all."""
+    journal = await opened()
+    writers = [await written(journal, meta(clock), 2) for _ in range(2)]
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite_commit.Stored, where, broken)
+        patch.setattr(sqlite_commit, "LOG_BYTES", 0)
+        appends = [journal.append(writer.stream_id, tokens(3, ["x"]), epoch=1, first_seq=3) for writer in writers]
+        told = await soon(asyncio.gather(*appends, return_exceptions=True))
+    assert [type(refusal) for refusal in told] == [StoreUnavailable] * 2
+    assert [type(fault["exception"]) for fault in faults] == [ZeroDivisionError]
+    assert not journal.available()
+    with pytest.raises(StoreUnavailable):
+        await soon(journal.append(writers[0].stream_id, tokens(3, ["x"]), epoch=1, first_seq=3))
+    await soon(journal.close())
+    again = await opened()
+    for writer in writers:
+        assert (await read_all(again, writer.stream_id))[:2] == writer.frames[:2]
+
+
 async def test_what_is_forgotten_stays_so_though_the_disk_is_full(opened: Open, path: Path, clock: ManualClock) -> None:
     """A delete that could not be written holds in memory, and reaches the file with the next commit."""
     journal = await opened()
