@@ -58,10 +58,14 @@ class Turn:
 
     def _run(self) -> None:
         due, self._due = self._due[:_TURN], self._due[_TURN:]
+        loop = asyncio.get_running_loop()
         if self._due:
-            asyncio.get_running_loop().call_soon(self._run)
+            loop.call_soon(self._run)
         for run in due:
-            run()
+            try:
+                run()
+            except Exception as error:  # noqa: BLE001  # one that fails must not take the turn of those behind it
+                loop.call_exception_handler({"message": "what was due has failed", "exception": error})
 
 
 class Sink(Protocol):

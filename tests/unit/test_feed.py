@@ -288,6 +288,34 @@ async def test_reader_cancelled_as_its_stream_ends_takes_nobody_with_it(writer: 
         await tasks[0]
 
 
+@pytest.mark.parametrize("room", [1, 3, 1000])
+async def test_reader_cancelled_in_whatever_turn_takes_nobody_with_it(room: int) -> None:
+    """Before it began, between two pages, full, waiting, woken, and as its stream ends; nothing of it is left."""
+    for turns in range(30):
+        journal, turn = MemoryJournal(ManualClock()), Turn()
+        writer = await Writer.begin(journal, meta(ManualClock()))
+        await writer.say("a", "b")
+        follows = [Follow(journal, writer.stream_id, 0, turn=turn) for _ in range(3)]
+        buckets = [Bucket(room) for _ in follows]
+        tasks = [asyncio.create_task(follow.feed(bucket)) for follow, bucket in zip(follows, buckets, strict=True)]
+        doomed = asyncio.create_task(_cancel_after(turns, tasks[1]))
+        for _ in range(8):
+            await writer.say("x")
+            await asyncio.sleep(0)
+        await writer.finish()
+        await soon(asyncio.gather(tasks[0], tasks[2], doomed))
+        await asyncio.wait([tasks[1]])
+        assert buckets[0].seqs == buckets[2].seqs == list(range(1, 13))
+        assert buckets[1].seqs == list(range(1, 13))[: len(buckets[1].seqs)]
+        assert not journal._logs[writer.stream_id].waiters
+
+
+async def _cancel_after(turns: int, task: asyncio.Task[None]) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+
+
 class Afar:
     """A journal that has nothing at hand in this process: every look is a `read`, and counted."""
 
@@ -319,6 +347,25 @@ async def test_journal_with_nothing_at_hand_is_waited_for(writer: Writer) -> Non
     await soon(task)
     assert bucket.seqs == [1, 2, 3, 4, 5]
     assert afar.reads <= 10
+
+
+async def test_turn_goes_on_after_one_that_fails() -> None:
+    """It is told to the loop; the others are served."""
+    turn, served = Turn(), 0
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+
+    def serve() -> None:
+        nonlocal served
+        served += 1
+        if served % 2:
+            raise ZeroDivisionError
+
+    for _ in range(10):
+        turn.add(serve)
+    await asyncio.sleep(0)
+    assert served == 10
+    assert [type(fault["exception"]) for fault in faults] == [ZeroDivisionError] * 5
 
 
 async def test_turn_serves_everybody_and_lets_the_loop_go_on() -> None:
