@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from midstream.server import serving
 from midstream.server.connection import HttpConnection
 from midstream.testing.patience import soon, until
 from midstream.wire import MAX_HEAD_BYTES, MAX_PIPELINED
@@ -174,6 +175,32 @@ async def test_reader_that_says_nothing_is_not_silent(here: Site) -> None:
         await puppet.say("b")
         await puppet.finish()
         assert (await peer.body()).count(b"\nid: ") == 4
+
+
+# --- shutdown ---------------------------------------------------------------------------------------------------------
+
+
+async def test_request_that_is_not_whole_holds_up_no_shutdown() -> None:
+    """Nothing has begun that could be drained."""
+    async with site(drain=0.05) as here, wire(here.gateway) as peer:
+        peer.request("POST", "/v1/stream", "Content-Type: application/json", "Content-Length: 9", body=b"{")
+        await until(lambda: here.gateway.server.server_state.tasks, "the request")
+        await soon(here.gateway.drain())
+        assert await peer.everything() == b""
+
+
+async def test_reader_that_takes_nothing_holds_up_no_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream's end is kept for it; it has some seconds to take it, and the process does not wait for longer."""
+    monkeypatch.setattr(serving, "_READ_OUT", 0.1)
+    async with site(drain=0.05) as here, wire(here.gateway) as peer:
+        stream_id, puppet = await here.open_stream("a")
+        peer.send(follow(stream_id))
+        await peer.head()
+        [reader] = here.gateway.readers(stream_id)
+        while reader.waiting or reader.position < 2:
+            await puppet.say("x" * 200_000)
+        await soon(here.gateway.drain())
+        assert (await here.gateway.streams.journal.state(stream_id)).status == "cancelled"
 
 
 # --- upgrades that are not taken, and old clients ---------------------------------------------------------------------

@@ -54,6 +54,8 @@ class Witness:
         for stream_id, frames in self.frames.items():
             for at, frame in enumerate(frames):
                 frames[at] = frame or self._tried[stream_id, at + 1]
+            while Record.of(frames[-1]).event not in TERMINAL and (stream_id, len(frames) + 1) in self._tried:
+                frames.append(self._tried[stream_id, len(frames) + 1])
 
     def text(self, stream_id: str, upto: int) -> bytes:
         """The answer as of a record."""

@@ -166,6 +166,13 @@ class HttpConnection(HttpToolsProtocol):
         if running is None or running.response_complete or not running.response_started:
             super().timeout_keep_alive_handler()
 
+    def shutdown(self) -> None:
+        """Finish what is being answered and then close.  A request that is not whole has begun nothing."""
+        if self._running is not None and self._running is self.cycle and self._may_answer(self._running):
+            self.transport.close()
+        else:
+            super().shutdown()
+
     # --- the pipe ---------------------------------------------------------------------------------------------------
 
     def carries(self, send: Send) -> bool:

@@ -25,6 +25,8 @@ _log = logging.getLogger("midstream")
 
 # Seconds that calls have to end in order once there is nothing more to wait for.
 _LAST_WORDS = 1.0
+# Seconds that readers have to take what is left of their streams, once all of these have ended.
+_READ_OUT = 5.0
 # Streams make many small long-lived objects: the default of 700 runs the collector for nothing.
 _GC_THRESHOLD = 50_000
 
@@ -76,10 +78,19 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """First signal: stop accepting, and let readers stay until their streams end or `--drain` has passed."""
         self._draining = asyncio.ensure_future(self._drain())
+        cutting = asyncio.ensure_future(self._cut_off(self._draining))
         await super().shutdown(sockets)
+        cutting.cancel()
         if self.force_exit:
             self._draining.cancel()
         await asyncio.wait([self._draining])
+
+    async def _cut_off(self, drained: asyncio.Future[None]) -> None:
+        """Wait no longer for who takes nothing than for everybody else."""
+        await asyncio.wait([drained])
+        await asyncio.sleep(_READ_OUT)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def _drain(self) -> None:
         if self._calls is not None:
