@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Programs that came as packages, such as two of the proxies, stand beside the interpreter.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 # The contract suites assert on behalf of the tests that run them.
 pytest.register_assert_rewrite("midstream.testing")
