@@ -65,9 +65,17 @@ class WrongHost(RequestError):
 
 
 class BadRequest(RequestError):
-    """The body, the query or a field is not what the route takes."""
+    """The body, the query or a field is not what the route takes.
+
+    `param` names the field, `reason` says in a word what is wrong with it: some clients are told both (OpenAI's).
+    """
 
     code = "bad_request"
+
+    def __init__(self, detail: str = "", *, param: str | None = None, reason: str | None = None) -> None:
+        super().__init__(detail)
+        self.param = param
+        self.reason = reason
 
 
 class BadCursor(RequestError):

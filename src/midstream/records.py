@@ -150,37 +150,64 @@ def within(frames: list[Frame], max_bytes: int) -> list[Frame]:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A tool call as far as its deltas have come.  `position` is the upstream's own `index`."""
+    """A tool call as far as its deltas have come.  `position` is the upstream's own `index`.
+
+    `deltas` is how many of them added to its arguments; `late` that the first one did not bring its id.
+    """
 
     position: int
     id: str = ""
     type: str = "function"
     name: str = ""
     arguments: bytearray = field(default_factory=bytearray)
+    more: dict[str, Any] | None = None
+    deltas: int = 0
+    late: bool = False
 
 
 @dataclass(slots=True)
 class Choice:
-    """The sum of one choice's deltas.  Text is UTF-8 in a bytearray: appending is amortised O(1), a byte per ASCII."""
+    """The sum of one choice's deltas.  Text is UTF-8 in a bytearray: appending is amortised O(1), a byte per ASCII.
+
+    `logprobs` is JSON of its text's entries, each with a comma before it.
+    """
 
     text: bytearray = field(default_factory=bytearray)
     reasoning: bytearray = field(default_factory=bytearray)
     refusal: bytearray = field(default_factory=bytearray)
+    logprobs: bytearray = field(default_factory=bytearray)
     tool_calls: list[ToolCall] = field(default_factory=list)
     finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Part:
+    """A stretch of the first choice's output: deltas of one kind with none of another kind of text between them.
+
+    `kind` is `reasoning`, `text`, `refusal` or `call`; `deltas` counts them, `size` and `logprobs` are the bytes they
+    added to the choice's fields.  A call is one part however its deltas come: the n-th such part is the choice's n-th
+    call, which has its own counts.
+    """
+
+    kind: str
+    deltas: int = 0
+    size: int = 0
+    logprobs: int = 0
 
 
 @dataclass(slots=True)
 class Fold:
     """What is kept of dropped records: the answer they told, though readers can no longer have them one by one.
 
-    `upto` is the seq of the last record folded in.  `items` lists, for each output item in order, its kind and how many
-    delta events it made (event numbers of later items depend on it).  `complete` is False once even the fold had to go.
+    `upto` is the seq of the last record folded in.  `parts` tells in what order and out of how many deltas the first
+    choice was said, on which the numbers of later Responses events depend.  `complete` is False once even the fold had
+    to go.  `src` is the newest one of a pool stream: whose words these are, and up to which of its batches.
     """
 
     upto: int = 0
     complete: bool = True
     choices: dict[int, Choice] = field(default_factory=dict)
-    items: list[tuple[str, int]] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
     error: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
+    src: list[Any] | None = None

@@ -31,6 +31,11 @@ FAILURES: Final[dict[str, bool]] = {
     "upstream_too_large": False,
     "upstream_error": False,  # the upstream's own word: its status decides
     "producer_error": False,
+    # The worker pool's: what readers have is one worker's, and its generation cannot go on.
+    "ChatStreamDiverged": True,
+    "pool_faulted": True,
+    "pool_expired": True,
+    "pool_cancelled": False,
 }
 UPSTREAM_RETRYABLE: Final = frozenset({408, 429}) | frozenset(range(500, 600))
 
@@ -55,6 +60,16 @@ CORS_EXPOSE: Final = (
 Q_CURSOR: Final = "cursor"
 Q_FROM: Final = "from"
 FROM_START: Final = "start"
+# Another look of a stream than its records: the chunks that OpenAI's clients take.
+Q_FORMAT: Final = "format"
+FORMAT_OPENAI: Final = "openai"
+# The routes that OpenAI's clients know.  What they answer has that vendor's shape, errors too.
+CHAT_PATH: Final = "/v1/chat/completions"
+COMPLETIONS_PATH: Final = "/v1/completions"
+MODELS_PATH: Final = "/v1/models"
+RESPONSES_PATH: Final = "/v1/responses"
+# Their headers wait so long, in seconds, for the upstream's status.
+STATUS_PATIENCE: Final = 10.0
 
 CURSOR_VERSION: Final = 1
 MAX_SEQ: Final = 2**53 - 1  # the largest integer every JSON reader holds exactly (RFC 8259, section 6)
@@ -146,3 +161,24 @@ AUTH_WITHIN: Final = 5.0
 # Streams that one socket may follow at a time.
 WS_STREAMS: Final = 100
 MAX_REF_CHARS: Final = 128
+
+# The worker pool (PROTOCOL.md, "Pool").  A worker's lease on a generation, in seconds, renewed by every post.
+POOL_LEASE_TERM: Final = 150
+# Posts for one generation, and bytes (UTF-8, text and reasoning) for each token that it may have.
+POOL_MAX_BATCHES: Final = 1000
+POOL_BYTES_PER_TOKEN: Final = 16
+# What is kept of a request's progress: so many entries, for so many seconds after the last.
+POOL_PROGRESS_KEPT: Final = 4000
+POOL_PROGRESS_TERM: Final = 900
+# Lost generations that fail a request; seconds after which one that nobody took expires.
+POOL_MOST_FAULTS: Final = 3
+POOL_REQUEST_TERM: Final = 1200
+# The least tokens that a generation is paid for, and the characters that make a token.
+POOL_FLOOR_TOKENS: Final = 20
+POOL_CHARS_PER_TOKEN: Final = 4
+# Seconds: without a reader, after which a request counts as cancelled; of silence, after which a worker counts as gone.
+POOL_ABANDONED: Final = 30.0
+POOL_WORKER_GONE: Final = 300.0
+# How often gateways look for what has run out or was left undone, and at what a lost signal would have told; seconds.
+POOL_SWEEP_EVERY: Final = 10.0
+POOL_POLL_EVERY: Final = 1.0

@@ -493,6 +493,7 @@ async def test_a_compressed_stream_comes_as_it_is_made() -> None:
         answering(chat_event("a"), Pause(goes_on), *ABC, STOP, DONE, gzip=True) as (_, upstream),
         aclosing(upstream.generate({"model": "m"}, "chat")) as parts,
     ):
+        assert await anext(parts) == []  # accepted
         first = await anext(parts)
         assert isinstance(first, list)
         assert first[0].delta == "a"

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from midstream.records import Choice, Fold, ToolCall
+from midstream.records import Choice, Fold, Part, ToolCall
 
 
 def encode(fold: Fold) -> bytes:
@@ -16,9 +16,10 @@ def encode(fold: Fold) -> bytes:
             "upto": fold.upto,
             "complete": fold.complete,
             "choices": [[index, _fields(choice)] for index, choice in fold.choices.items()],
-            "items": fold.items,
+            "items": [[part.kind, part.deltas, part.size, part.logprobs] for part in fold.parts],
             "error": fold.error,
             "usage": fold.usage,
+            "src": fold.src,
         }
     )
 
@@ -28,6 +29,7 @@ def _fields(choice: Choice) -> dict[str, Any]:
         "text": choice.text.decode(),
         "reasoning": choice.reasoning.decode(),
         "refusal": choice.refusal.decode(),
+        "logprobs": choice.logprobs.decode(),
         "tool_calls": [
             {
                 "position": call.position,
@@ -35,6 +37,9 @@ def _fields(choice: Choice) -> dict[str, Any]:
                 "type": call.type,
                 "name": call.name,
                 "arguments": call.arguments.decode(),
+                "more": call.more,
+                "deltas": call.deltas,
+                "late": call.late,
             }
             for call in choice.tool_calls
         ],
@@ -43,15 +48,16 @@ def _fields(choice: Choice) -> dict[str, Any]:
 
 
 def decode(data: bytes) -> Fold:
-    """The fold that `encode` wrote.  Raises ValueError, KeyError or TypeError for anything else."""
+    """The fold that `encode` wrote, here or in a version before.  Raises ValueError, KeyError, TypeError for others."""
     fields = orjson.loads(data)
     return Fold(
         upto=fields["upto"],
         complete=fields["complete"],
         choices={index: _parsed(choice) for index, choice in fields["choices"]},
-        items=[(kind, deltas) for kind, deltas in fields["items"]],
+        parts=[Part(*part) for part in fields["items"]],
         error=fields["error"],
         usage=fields["usage"],
+        src=fields.get("src"),
     )
 
 
@@ -60,6 +66,7 @@ def _parsed(fields: dict[str, Any]) -> Choice:
         text=bytearray(fields["text"].encode()),
         reasoning=bytearray(fields["reasoning"].encode()),
         refusal=bytearray(fields["refusal"].encode()),
+        logprobs=bytearray(fields.get("logprobs", "").encode()),
         tool_calls=[
             ToolCall(**{**call, "arguments": bytearray(call["arguments"].encode())}) for call in fields["tool_calls"]
         ],

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from midstream.codec.openai import Route
+from midstream.codec.pieces import TEXT
 from midstream.errors import ProducerFailed
 from midstream.records import Choice, Chunk, Finish, Fold
 
@@ -25,7 +26,19 @@ MODES: tuple[Mode, ...] = ("off", "prefill", "prefill-echo")
 # Breaks of one generation that are gone over in one process; more say that the request itself breaks it.
 _MOST = 2
 # What a request may not ask for if its answer is to be continued.
-_NOT_WITH = ("tools", "tool_choice", "functions", "function_call", "response_format", "logprobs", "audio", "modalities")
+_NOT_WITH = (
+    "tools",
+    "tool_choice",
+    "functions",
+    "function_call",
+    "response_format",
+    "logprobs",
+    "audio",
+    "modalities",
+    "echo",
+    "suffix",
+    "best_of",
+)
 
 Generation = AsyncIterator[list[Chunk] | Finish]
 
@@ -63,12 +76,12 @@ def written_of(fold: Fold) -> Written | None:
     other = fold.choices.keys() - {0} or answer.reasoning or answer.refusal or answer.tool_calls
     if not fold.complete or other or answer.finish_reason is not None:
         return None
-    return Written([answer.text.decode()], sum(count for kind, count in fold.items if kind == "text"))
+    return Written([answer.text.decode()], sum(part.deltas for part in fold.parts if part.kind == TEXT))
 
 
 def can_continue(body: Mapping[str, Any], written: Written) -> bool:
     """Whether this answer is one that prefill can go on with."""
-    several = body.get("n") not in (None, 1)
+    several = body.get("n") not in (None, 1) or not isinstance(body.get("prompt") or "", str)
     return written.only_text and not several and not any(body.get(name) for name in _NOT_WITH)
 
 

@@ -92,7 +92,7 @@ class OpenAIUpstream:
     async def generate(
         self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[list[Chunk] | Finish, None]:
-        """Run the request; yield lists of chunks, then one Finish.  Raises ProducerFailed.
+        """Run the request; yield lists of chunks, the first one empty, then one Finish.  Raises ProducerFailed.
 
         `body` is the caller's, sent on with `stream` on and usage asked for; of `headers` only the trace is passed on.
         """
@@ -100,6 +100,7 @@ class OpenAIUpstream:
         response = await self._ask(body, route, headers or {}, started)
         intake, ended = None, False
         try:
+            yield []  # accepted: its status is that of a success
             answer = Body(
                 ChatReader(route, _choices_asked(body, route)),
                 _inflate(response),

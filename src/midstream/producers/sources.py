@@ -6,12 +6,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from midstream.errors import UnknownModel
 from midstream.producers.continuation import MODES, Continued, Mode
 from midstream.producers.intake import UpstreamLimits
 from midstream.producers.openai import OpenAIUpstream, Upstreams
 from midstream.producers.scripted import Scripted
+
+if TYPE_CHECKING:  # its database library takes a while to load, and most gateways have no pool
+    from midstream.producers.pool import PoolSource
 
 # A pattern may hold any character a model's name may; it ends where `=` and a scheme follow.
 _SPEC = re.compile(r"(?:(?P<pattern>.+?)=)?(?P<url>https?://.+|scripted:)", re.IGNORECASE)
@@ -48,15 +52,23 @@ def continuation(spec: str) -> Continuation:
 
 
 class Sources:
-    """All models of a gateway, those that are continued wrapped so that their broken connections are gone over."""
+    """All models of a gateway: its upstreams', then those that workers of the pool offer.
 
-    def __init__(self, upstreams: Upstreams, continuations: Sequence[Continuation] = ()) -> None:
+    Upstreams that are continued are wrapped so that their broken connections are gone over.
+    """
+
+    def __init__(
+        self, upstreams: Upstreams, continuations: Sequence[Continuation] = (), pool: PoolSource | None = None
+    ) -> None:
         self._upstreams = upstreams
         self._continuations = continuations
+        self.pool = pool
 
-    def for_model(self, model: str) -> OpenAIUpstream | Scripted | Continued | None:
-        """The first upstream whose pattern matches."""
+    def for_model(self, model: str) -> OpenAIUpstream | Scripted | Continued | PoolSource | None:
+        """The first upstream whose pattern matches, else the pool where a worker offers the model now."""
         source = self._upstreams.for_model(model)
+        if source is None and self.pool is not None and self.pool.serves(model):
+            return self.pool
         modes = (mode for pattern, mode in self._continuations if fnmatchcase(model, pattern))
         mode: Mode = next(modes, "off")
         if source is None or mode == "off":
@@ -64,8 +76,22 @@ class Sources:
         return Continued(source, mode)
 
     async def default_model(self) -> str:
-        """The first model that the first upstream lists.  Raises UnknownModel, ProducerFailed."""
+        """The first model that the first upstream lists, or, without upstreams, the first one that workers offer.
+
+        Raises UnknownModel, ProducerFailed.
+        """
+        if self.pool is not None and not len(self._upstreams):
+            for model in await self.pool.models():
+                return str(model["id"])
+            raise UnknownModel("no worker of the pool is here now")
         return await self._upstreams.default_model()
+
+    async def models(self) -> list[dict[str, Any]]:
+        """All models that can be asked for by a name that is known, as who serves them describes them."""
+        listed = await self._upstreams.models()
+        if self.pool is not None:
+            listed += [model for model in await self.pool.models() if self._upstreams.for_model(model["id"]) is None]
+        return listed
 
     async def close(self) -> None:
         await self._upstreams.close()

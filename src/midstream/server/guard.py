@@ -14,7 +14,9 @@ from midstream.errors import BadRequest, MethodNotAllowed, MidstreamError, NotFo
 from midstream.server.auth import OPEN_OWNER, Gate, Keys
 from midstream.transports.connect import REFUSED
 from midstream.transports.http import CALLER, DIRECT, Caller, error_response, header
+from midstream.transports.openai_errors import speaks, vendor_response
 from midstream.transports.websocket import WHOSE
+from midstream.transports.workers import PREFIXES, refusal
 from midstream.wire import CORS_ALLOW, CORS_EXPOSE, CORS_METHODS, GRPC_SERVICE, SESSION_COOKIE, WS_PATH
 
 _log = logging.getLogger("midstream")
@@ -75,11 +77,12 @@ class Guard:
         except Exception as error:  # whatever went wrong, the caller gets an answer of the usual shape
             if started:
                 raise
-            await self._answer(error)(scope, receive, watched)
+            await self._answer(error, shape_of(scope["path"]))(scope, receive, watched)
 
     def _admit(self, scope: Scope) -> None:
         try:
-            scope[CALLER] = self._identify(scope)
+            if not scope["path"].startswith(PREFIXES):  # the pool's routes ask by themselves, where they want a key
+                scope[CALLER] = self._identify(scope)
         except Unauthorized as error:
             if not scope["path"].startswith(f"/{GRPC_SERVICE}/"):
                 raise
@@ -107,19 +110,26 @@ class Guard:
             return keys.of_session(cookie, self._clock())
         return keys.identify(authorization, apikey)
 
-    def _answer(self, error: Exception) -> Response:
+    def _answer(self, error: Exception, respond: Callable[[MidstreamError], Response]) -> Response:
         if isinstance(error, MidstreamError):
             self._refused[error.code] = self._refused.get(error.code, 0) + 1
-            return error_response(error)
+            return respond(error)
         if isinstance(error, HTTPException):
             if error.status_code == 405:
                 allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-                response = error_response(MethodNotAllowed(f"this route takes {allow}"))
+                response = respond(MethodNotAllowed(f"this route takes {allow}"))
                 response.headers["allow"] = allow
                 return response
-            return error_response(NotFound("no such route; see /openapi.json"))
+            return respond(NotFound("no such route; see /openapi.json"))
         _log.error("a request failed", exc_info=error)
-        return error_response(MidstreamError("an internal error; the log has the cause"))
+        return respond(MidstreamError("an internal error; the log has the cause"))
+
+
+def shape_of(path: str) -> Callable[[MidstreamError], Response]:
+    """How an error is told under this path: other protocols have bodies of their own."""
+    if path.startswith(PREFIXES):
+        return refusal
+    return vendor_response if speaks(path) else error_response
 
 
 def takes_cookie(scope: Scope) -> bool:

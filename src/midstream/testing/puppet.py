@@ -103,16 +103,19 @@ class Puppets:
     """The models of a gateway under test: what it is given for its upstreams.  `begun` counts the generations."""
 
     def __init__(self, *models: str) -> None:
-        self.models = models or ("puppet",)
+        self.names = models or ("puppet",)
         self.begun = 0
         self._waiting: deque[Puppet] = deque()
         self._changed = asyncio.Event()
 
     def for_model(self, model: str) -> Puppets | None:
-        return self if model in self.models else None
+        return self if model in self.names else None
 
     async def default_model(self) -> str:
-        return self.models[0]
+        return self.names[0]
+
+    async def models(self) -> list[dict[str, Any]]:
+        return [{"id": name, "object": "model", "created": 0, "owned_by": "puppets"} for name in self.names]
 
     def generate(
         self,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import orjson
 
 from midstream.codec.openai import Route
 from midstream.errors import BadRequest, IdempotencyMismatch, UnknownModel
+from midstream.records import Fold
 from midstream.streams import Opened, Streams
 from midstream.wire import MAX_IDEMPOTENCY_CHARS, MAX_SEQ
 from midstream.writer import Producer
-
-# A digest is over this and the body: the same request over another transport is the same request.
-_ROUTE = "/v1/stream"
 
 
 class Source(Protocol):
@@ -26,24 +25,68 @@ class Source(Protocol):
         """A generation for this request, not yet begun."""
 
 
+@runtime_checkable
+class Queue(Protocol):
+    """A source whose requests wait for somebody to take them, in an owner's name, and are answered on a known stream.
+
+    `abandon_after` is in seconds, for requests that say nothing of it.
+    """
+
+    abandon_after: float
+
+    def ask(self, owner: str, body: Mapping[str, Any], route: Route) -> Callable[[str], Producer]:
+        """Check the request; return what generates it, given the stream's id.  Raises BadRequest."""
+
+    async def proceed(
+        self, owner: str, body: Mapping[str, Any], route: Route, stream_id: str, fold: Fold
+    ) -> Producer | None:
+        """Go on with a stream whose writer's process is gone, after what it says; None where that is not possible."""
+
+
 class Sources(Protocol):
     """All models this gateway can be asked for."""
 
-    def for_model(self, model: str) -> Source | None:
+    def for_model(self, model: str) -> Source | Queue | None:
         """The first source whose pattern matches."""
 
     async def default_model(self) -> str:
         """The first source's first model.  Raises UnknownModel where it lists none, ProducerFailed on a failure."""
 
+    async def models(self) -> list[dict[str, Any]]:
+        """Every model that a source lists, once, as it describes it: an object with at least its `id`."""
+
+
+class Told(NamedTuple):
+    """What the body of a create request says: to the upstream, and to us.  `abandon_after` is in seconds."""
+
+    upstream: dict[str, Any]
+    model: str | None
+    stream: bool
+    abandon_after: float | None
+
+
+class Front(NamedTuple):
+    """A route that opens streams.
+
+    `route` is the upstream's that answers; `read` takes a body apart and raises BadRequest; `streams` is what a body
+    asks for that does not say `stream`.
+    """
+
+    path: str
+    route: Route
+    read: Callable[[dict[str, Any]], Told]
+    streams: bool
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A create request, taken apart: what is ours, and what goes on to the upstream.
+    """A create request, taken apart: what is ours, and what goes on to the upstream's `route`.
 
     `digest` is equal for equal requests, whatever the order of their fields; `request` is what is kept with the stream.
     """
 
     upstream: dict[str, Any]
+    route: Route
     model: str | None
     stream: bool
     abandon_after: float | None
@@ -51,8 +94,7 @@ class Asked:
     request: bytes
 
 
-def asked(body: dict[str, Any]) -> Asked:
-    """Read the body of a create request.  Raises BadRequest."""
+def _native(body: dict[str, Any]) -> Told:
     rest = dict(body)
     prompt, messages = rest.pop("prompt", None), rest.get("messages")
     if (prompt is None) == (messages is None):
@@ -68,22 +110,39 @@ def asked(body: dict[str, Any]) -> Asked:
         raise BadRequest("'model' must be text")
     if not isinstance(stream, bool):
         raise BadRequest("'stream' must be true or false")
-    abandon_after = rest.pop("abandon_after", None)
-    if abandon_after is not None and (
-        isinstance(abandon_after, bool) or not isinstance(abandon_after, (int, float)) or not 0 < abandon_after < 1e9
-    ):
-        raise BadRequest("'abandon_after' must be a number of seconds above 0")
-    return Asked(rest, model, stream, abandon_after, *_kept(body))
+    return Told(rest, model, stream, abandonment(rest))
 
 
-def _kept(body: dict[str, Any]) -> tuple[str, bytes]:
+# Every transport that has no create route of its own asks as this one does: the same request over another transport is
+# the same request.
+NATIVE = Front("/v1/stream", "chat", _native, streams=True)
+
+
+def abandonment(body: dict[str, Any]) -> float | None:
+    """Take `abandon_after` out of a body.  Raises BadRequest."""
+    seconds = body.pop("abandon_after", None)
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e9:
+        problem = "'abandon_after' must be a number of seconds above 0"
+        raise BadRequest(problem, param="abandon_after", reason="invalid_type")
+    return seconds
+
+
+def asked(body: dict[str, Any], front: Front = NATIVE) -> Asked:
+    """Read the body of a create request.  Raises BadRequest."""
+    told = front.read(body)
+    return Asked(told.upstream, front.route, told.model, told.stream, told.abandon_after, *_kept(body, front))
+
+
+def _kept(body: dict[str, Any], front: Front) -> tuple[str, bytes]:
     """Digest and what is kept.  Raises BadRequest for a body nested so deep that nobody could pass it on."""
-    # `stream: true` is the default: a transport that has nothing else leaves it out.
-    told = {name: value for name, value in body.items() if name != "stream" or value is not True}
+    # The default is as good as left out: a transport that has nothing else leaves it out.
+    told = {name: value for name, value in body.items() if name != "stream" or value is not front.streams}
     try:
         canonical = orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
-        digest = hashlib.blake2b(_ROUTE.encode() + b"\0" + canonical, digest_size=16).hexdigest()
-        return digest, orjson.dumps({"route": _ROUTE, "body": body, "digest": digest})
+        digest = hashlib.blake2b(front.path.encode() + b"\0" + canonical, digest_size=16).hexdigest()
+        return digest, orjson.dumps({"route": front.path, "body": body, "digest": digest})
     except orjson.JSONEncodeError:
         raise BadRequest("the body is nested too deep") from None
 
@@ -117,21 +176,35 @@ async def begin(
 ) -> Opened:
     """Begin the generation under these names, or find the stream that has one of them.
 
-    Raises UnknownModel, ProducerFailed (the upstream could not be asked for its models), and what `Streams.open` does.
+    Raises UnknownModel, ProducerFailed (the upstream could not be asked for its models), BadRequest (what no worker can
+    be asked), and what `Streams.open` does.
     """
     model = what.model or await sources.default_model()
     source = sources.for_model(model)
     if source is None:
         raise UnknownModel(f"no upstream serves {model[:200]!r}")
     body = {**what.upstream, "model": model}
+    abandon_after = what.abandon_after
+    if isinstance(source, Queue):
+        produce = source.ask(owner, body, what.route)
+        if abandon_after is None and streams.limits.abandon_after is None:
+            abandon_after = source.abandon_after
+    else:
+        produce = partial(_generate, source, body, what.route, {"traceparent": trace} if trace else None)
     return await streams.open(
         owner,
         model,
-        lambda: source.generate(body, "chat", {"traceparent": trace} if trace else None),
+        produce,
         request=what.request,
         names=names,
-        abandon_after=what.abandon_after,
+        abandon_after=abandon_after,
     )
+
+
+def _generate(
+    source: Source, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None, _: str
+) -> Producer:
+    return source.generate(body, route, headers)
 
 
 def _checked(key: str) -> str:

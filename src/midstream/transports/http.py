@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Receive, Scope
+from starlette.types import Receive, Scope, Send
 
 from midstream.errors import BadRequest, Busy, MidstreamError, ProducerFailed, TooLarge, UnsupportedMediaType
 from midstream.wire import BARE_ERRORS, HTTP_STATUS, POSITION_ERRORS
@@ -28,6 +28,16 @@ class Caller(NamedTuple):
 
     owner: str
     admin: bool = False
+
+
+class Endpoint:
+    """An ASGI endpoint for a Route (which takes a plain function for a request handler)."""
+
+    def __init__(self, serve: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(scope, receive, send)
 
 
 def caller(scope: Scope) -> Caller:

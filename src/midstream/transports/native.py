@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -15,14 +14,26 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from midstream import cursor
+from midstream.codec.chat_whole import tool_calls
 from midstream.cursor import Cursor
-from midstream.errors import BadCursor, BadRequest, CursorExpired, ShuttingDown
+from midstream.errors import BadCursor, BadRequest
 from midstream.records import Choice, StreamState
 from midstream.streams import Answer, Streams
 from midstream.transports.asking import Sources, acked, asked, open_stream
-from midstream.transports.http import caller, header, json_response, query, read_json
-from midstream.transports.sse import interrupt_when_gone, location, serve_stream
-from midstream.wire import FROM_START, H_IDEMPOTENCY, H_LAST_EVENT_ID, H_STREAM_ID, Q_CURSOR, Q_FROM
+from midstream.transports.http import Endpoint, caller, header, json_response, query, read_json
+from midstream.transports.openai_chat import chat_rendering
+from midstream.transports.sse import location, serve_stream
+from midstream.transports.whole import whole_answer
+from midstream.wire import (
+    FORMAT_OPENAI,
+    FROM_START,
+    H_IDEMPOTENCY,
+    H_LAST_EVENT_ID,
+    H_STREAM_ID,
+    Q_CURSOR,
+    Q_FORMAT,
+    Q_FROM,
+)
 
 _log = logging.getLogger("midstream")
 
@@ -39,12 +50,9 @@ class NativeApi:
     max_body: int
 
     def routes(self) -> list[Route]:
-        def asgi(serve: Callable[[Scope, Receive, Send], Awaitable[None]]) -> Any:
-            return _Endpoint(serve)
-
-        stream = Route("/v1/stream/{stream_id}", asgi(self.stream), methods=["GET", "DELETE"])
+        stream = Route("/v1/stream/{stream_id}", Endpoint(self.stream), methods=["GET", "DELETE"])
         stream.methods = {"GET", "DELETE"}  # not HEAD, which comes with GET: it would follow the stream to its end
-        create = [Route("/v1/stream", asgi(self.create), methods=["POST"])] if self.sources else []
+        create = [Route("/v1/stream", Endpoint(self.create), methods=["POST"])] if self.sources else []
         return [
             *create,
             Route("/v1/streams", self.list, methods=["GET"]),
@@ -74,11 +82,7 @@ class NativeApi:
 
     async def _whole(self, stream_id: str, owner: str, receive: Receive) -> Response:
         """Wait for the end, then answer with all of it."""
-        while not await self._over(stream_id, owner, receive):
-            pass
-        answer = await self.streams.answer(stream_id, owner)
-        if not answer.state.ended:
-            raise ShuttingDown("this process ended before the answer did; resume its stream", stream_id=stream_id)
+        answer = await whole_answer(self.streams, stream_id, owner, receive)
         body = answer_json(answer)
         headers = {H_STREAM_ID: stream_id, "location": location(stream_id)}
         if answer.state.status == "done":
@@ -88,23 +92,6 @@ class NativeApi:
             "message": f"the stream is {answer.state.status}",
         }
         return json_response({"error": error["code"], "detail": error["message"], "stream_id": stream_id}, 502, headers)
-
-    async def _over(self, stream_id: str, owner: str, receive: Receive) -> bool:
-        """Wait for the end.  False: the reader was overtaken, which is nothing to who only wants the sum of it all."""
-        state = await self.streams.owned(stream_id, owner)
-        follow = await self.streams.follow(stream_id, owner, state.highest_seq)
-        if follow is None:
-            return True
-        gone = asyncio.ensure_future(interrupt_when_gone(receive, follow))
-        try:
-            async for _ in follow:
-                pass
-        except CursorExpired:
-            return False
-        finally:
-            self.streams.leave(follow)
-            gone.cancel()
-        return True
 
     # --- resume -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +104,9 @@ class NativeApi:
             await json_response({"stream_id": stream_id, "deleted": True})(scope, receive, send)
             return
         owner = caller(scope).owner
-        await serve_stream(scope, receive, send, self.streams, stream_id, owner, position(scope, stream_id))
+        rendered = chat_rendering(self.streams, owner) if in_openai_format(scope) else None
+        at = position(scope, stream_id)
+        await serve_stream(scope, receive, send, self.streams, stream_id, owner, at, rendered)
 
     # --- control ----------------------------------------------------------------------------------------------------
 
@@ -153,22 +142,12 @@ class NativeApi:
         return json_response({"stream_id": state.meta.stream_id, "status": state.status})
 
 
-class _Endpoint:
-    """An ASGI endpoint for a Route (which takes a plain function for a request handler)."""
-
-    def __init__(self, serve: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
-        self._serve = serve
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve(scope, receive, send)
-
-
 def position(scope: Scope, stream_id: str) -> Cursor:
     """The position of a resume: `cursor`, else `Last-Event-ID`, else `from`.
 
     The one that is used must be good: a bad one is refused, never passed over for a lower one (I4).  Raises BadCursor.
     """
-    fields = query(scope, (Q_CURSOR, Q_FROM))
+    fields = query(scope, (Q_CURSOR, Q_FROM, Q_FORMAT))
     if Q_CURSOR in fields and Q_FROM in fields:
         raise BadCursor("'cursor' and 'from' exclude each other")
     try:
@@ -187,6 +166,14 @@ def position(scope: Scope, stream_id: str) -> Cursor:
     if begin is None:
         raise BadCursor("no position: pass ?cursor=, Last-Event-ID, or ?from=start")
     return Cursor(stream_id, 0) if begin == FROM_START else cursor.decode(begin)
+
+
+def in_openai_format(scope: Scope) -> bool:
+    """Whether a resume asks for chunks instead of records.  Raises BadRequest for a format there is not."""
+    formats = query(scope, (Q_CURSOR, Q_FROM, Q_FORMAT)).get(Q_FORMAT)
+    if formats is not None and formats != [FORMAT_OPENAI]:
+        raise BadRequest(f"'{Q_FORMAT}' can only be {FORMAT_OPENAI}, once")
+    return formats is not None
 
 
 def _only(values: list[str], name: str) -> str:
@@ -262,14 +249,7 @@ def _choice_json(index: int, choice: Choice) -> dict[str, Any]:
     if choice.refusal:
         body["refusal"] = choice.refusal.decode()
     if choice.tool_calls:
-        body["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {"name": call.name, "arguments": call.arguments.decode()},
-            }
-            for call in choice.tool_calls
-        ]
+        body["tool_calls"] = tool_calls(choice)
     if choice.finish_reason:
         body["finish_reason"] = choice.finish_reason
     return body

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import orjson
@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from midstream.codec.sse import ping, retry
 from midstream.cursor import Cursor
-from midstream.errors import CursorExpired, StoreUnavailable
+from midstream.errors import MidstreamError, PositionError, StoreLost, StoreUnavailable
 from midstream.follow import Follow, Sink
 from midstream.records import Page
 from midstream.streams import Streams
@@ -49,8 +49,9 @@ class Pipe(Sink, Protocol):
         A wrapper around it may be changing the body; then nothing may go past it.
         """
 
-    def open(self, opening: bytes, gone: Callable[[], None]) -> None:
-        """Begin: `opening` goes out with the first page, `gone` is called back when the peer has gone."""
+    def open(self, opening: bytes, body: Callable[[Page], bytes], gone: Callable[[], None]) -> None:
+        """Begin: `opening` goes out with the first page, `body` makes bytes of each (b"": nothing is sent for it), and
+        `gone` is called back when the peer has gone."""
 
     def close(self) -> None:
         """End: the peer's going concerns nobody any more."""
@@ -59,12 +60,54 @@ class Pipe(Sink, Protocol):
         """Drop the connection with what is unsent; closing politely waits for a peer that has stopped reading."""
 
 
+class Rendering(Protocol):
+    """How the records of one stream look to one reader.  The loop, the heartbeats and the pipe are the connection's."""
+
+    @property
+    def location(self) -> str:
+        """Where the stream is resumed to look like this."""
+
+    def opening(self) -> bytes:
+        """What goes out before the first record, with it: lines without a blank line after them."""
+
+    def page(self, page: Page) -> bytes:
+        """Everything new as one write; b"" where nothing of it is shown.  Not asked about pages without frames."""
+
+    def interrupted(self, error: MidstreamError | None) -> bytes:
+        """The last words to a reader that is let go without the terminal record; None: it may resume at once.
+
+        They have no id: a reader must not take them for a position it has reached.
+        """
+
+
+Rendered = Callable[[Follow], Awaitable[Rendering]]
+
+
+class Records:
+    """The native rendering: records as they are kept."""
+
+    def __init__(self, stream_id: str) -> None:
+        self.location = location(stream_id)
+
+    def opening(self) -> bytes:
+        return retry(random.randint(*_RETRY))
+
+    def page(self, page: Page) -> bytes:
+        frames = page.frames
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def interrupted(self, error: MidstreamError | None) -> bytes:
+        if not isinstance(error, PositionError):
+            return b""  # no terminal record can be read, and none be made up: whoever misses it resumes
+        return b"event: %b\ndata: %b\n\n" % (EXPIRED.encode(), orjson.dumps(error_body(error)))
+
+
 def location(stream_id: str) -> str:
     """Where a stream is resumed."""
     return f"/v1/stream/{stream_id}"
 
 
-def stream_headers(stream_id: str, heartbeat: float) -> list[tuple[bytes, bytes]]:
+def stream_headers(stream_id: str, heartbeat: float, resumed_at: str | None = None) -> list[tuple[bytes, bytes]]:
     """The headers of every stream, on create, resume and replay alike.
 
     Neither a proxy nor a browser may hold, change or compress it; `Accept-Encoding` is not looked at.
@@ -75,7 +118,7 @@ def stream_headers(stream_id: str, heartbeat: float) -> list[tuple[bytes, bytes]
         (b"x-accel-buffering", b"no"),
         (H_STREAM_ID.lower().encode(), stream_id.encode()),
         (H_HEARTBEAT.lower().encode(), b"%g" % heartbeat),
-        (b"location", location(stream_id).encode()),
+        (b"location", (resumed_at or location(stream_id)).encode()),
     ]
 
 
@@ -98,20 +141,26 @@ class Connection:
         elif self._task is not None:
             self._task.cancel()
 
-    async def serve(self, streams: Streams, follow: Follow, heartbeat: float) -> None:
+    async def serve(
+        self, streams: Streams, follow: Follow, heartbeat: float, rendering: Rendering | None = None
+    ) -> None:
         """Send everything the reader gives, until its stream ends, it is interrupted, or the peer has gone."""
+        rendering = rendering or Records(follow.stream_id)
         try:
-            headers = stream_headers(follow.stream_id, heartbeat)
+            headers = stream_headers(follow.stream_id, heartbeat, rendering.location)
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            last = b""
             try:
-                await self._carry(follow, retry(random.randint(*_RETRY)))
-            except StoreUnavailable as away:
-                # No terminal record can be read, and none be made up: the reader was interrupted, and resumes.
+                await self._carry(follow, rendering)
+                if not follow.ended:
+                    last = rendering.interrupted(None)
+            except (StoreUnavailable, StoreLost) as away:
                 _log.warning("a reader of stream %s was let go: %s", follow.stream_id, away)
-            except CursorExpired as error:
-                # No id: a reader that was overtaken must not take this for a position it has reached.
-                body = orjson.dumps(error_body(error))
-                await self._write(b"event: %b\ndata: %b\n\n" % (EXPIRED.encode(), body))
+                last = rendering.interrupted(away)
+            except PositionError as error:
+                last = rendering.interrupted(error)
+            if last:
+                await self._write(last)
             await self._send_body({"type": "http.response.body", "body": b"", "more_body": False})
         except asyncio.CancelledError:
             if not self._aborted:
@@ -119,10 +168,11 @@ class Connection:
         finally:
             streams.leave(follow)
 
-    async def _carry(self, follow: Follow, opening: bytes) -> None:
-        """Past ASGI where the server lets us, else through it.  `opening` goes out with the first page."""
+    async def _carry(self, follow: Follow, rendering: Rendering) -> None:
+        """Past ASGI where the server lets us, else through it.  The opening goes out with the first page."""
+        opening, body = rendering.opening(), _body(rendering)
         if self._pipe is not None and self._pipe.carries(self._send_body):
-            self._pipe.open(opening, follow.interrupt)
+            self._pipe.open(opening, body, follow.interrupt)
             try:
                 await follow.feed(self._pipe)
             finally:
@@ -131,8 +181,9 @@ class Connection:
         gone = asyncio.ensure_future(interrupt_when_gone(self._receive, follow))
         try:
             while (page := await follow.next()) is not None:
-                await self._write(opening + body_of(page))
-                opening = b""
+                if said := body(page):
+                    await self._write(opening + said)
+                    opening = b""
         finally:
             gone.cancel()
 
@@ -140,10 +191,14 @@ class Connection:
         await self._send_body({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def body_of(page: Page) -> bytes:
+def _body(rendering: Rendering) -> Callable[[Page], bytes]:
     """Everything new in one write: a write costs about the same for one frame as for a hundred."""
-    frames = page.frames
-    return (frames[0] if len(frames) == 1 else b"".join(frames)) if frames else _PING
+    rendered = rendering.page
+
+    def body(page: Page) -> bytes:
+        return rendered(page) if page.frames else _PING
+
+    return body
 
 
 async def interrupt_when_gone(receive: Receive, follow: Follow) -> None:
@@ -156,15 +211,32 @@ async def interrupt_when_gone(receive: Receive, follow: Follow) -> None:
 
 
 async def serve_stream(
-    scope: Scope, receive: Receive, send: Send, streams: Streams, stream_id: str, owner: str, position: Cursor
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    streams: Streams,
+    stream_id: str,
+    owner: str,
+    position: Cursor,
+    rendered: Rendered | None = None,
 ) -> None:
-    """Answer with everything after the position, then live.  Raises, before anything is sent, what `follow` does."""
+    """Answer with everything after the position, then live.  Raises, before anything is sent, what `follow` does.
+
+    `rendered` is asked for the rendering once the position is honoured; without it records are sent as they are.
+    """
     connection = Connection(scope, receive, send)
     follow = await streams.follow(stream_id, owner, position.seq, of=position.stream_id, abort=connection.abort)
     if follow is None:
         await no_content(send, stream_id)
-    else:
-        await connection.serve(streams, follow, streams.limits.heartbeat)
+        return
+    rendering = None
+    if rendered is not None:
+        try:
+            rendering = await rendered(follow)
+        except BaseException:
+            streams.leave(follow)
+            raise
+    await connection.serve(streams, follow, streams.limits.heartbeat, rendering)
 
 
 async def no_content(send: Send, stream_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from midstream import rules
 from midstream.codec import fold as folds
 from midstream.codec import native
 from midstream.errors import ProducerFailed
-from midstream.records import Chunk, Finish, Fold, Frame
+from midstream.records import Choice, Chunk, Finish, Fold, Frame, Part, ToolCall
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 CALL = st.fixed_dictionaries(
@@ -31,6 +32,7 @@ MORE = st.fixed_dictionaries(
         "choice": st.integers(0, 3),
         "tool_calls": st.lists(CALL, max_size=3),
         "finish_reason": st.sampled_from(["stop", "length"]),
+        "logprobs": st.fixed_dictionaries({"content": st.lists(st.just({"token": "a", "logprob": -0.5}), max_size=2)}),
     },
 )
 CHUNKS = st.lists(st.builds(Chunk, TEXT, MORE), max_size=12)
@@ -66,6 +68,16 @@ def test_the_end_and_what_had_to_go_are_kept() -> None:
     assert again == fold
     assert not again.complete
     assert again.error == {"code": "upstream_error", "message": "it broke", "retryable": True, "status": 503}
+
+
+def test_a_fold_of_an_older_version_is_read() -> None:
+    """Journals outlive the version that wrote them: what that did not keep is none."""
+    call = {"position": 0, "id": "c", "type": "function", "name": "f", "arguments": "{}"}
+    choice = {"text": "ab", "reasoning": "", "refusal": "", "tool_calls": [call], "finish_reason": None}
+    told = {"upto": 4, "complete": True, "choices": [[0, choice]], "items": [["text", 2], ["call:0", 1]]}
+    fold = folds.decode(json.dumps(told | {"error": None, "usage": None}).encode())
+    assert fold.choices[0] == Choice(bytearray(b"ab"), tool_calls=[ToolCall(0, "c", "function", "f", bytearray(b"{}"))])
+    assert (fold.upto, fold.parts) == (4, [Part("text", 2), Part("call:0", 1)])
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"upto":1}', b"\xff", b"null"])

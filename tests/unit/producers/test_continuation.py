@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from midstream.errors import ProducerFailed
 from midstream.producers.continuation import Continued, Stops, Written, can_continue, written_of
 from midstream.producers.sources import Continuation, continuation
-from midstream.records import Choice, Chunk, Finish, Fold
+from midstream.records import Choice, Chunk, Finish, Fold, Part
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
 CUT = ProducerFailed("upstream_truncated", "cut")
@@ -137,7 +137,7 @@ async def test_a_lost_writers_answer_is_gone_on_with() -> None:
 def test_only_a_whole_answer_of_text_alone_is_read_out_of_the_journal() -> None:
     """Anything else is not continued."""
     text = Choice(text=bytearray(b"one two"))
-    assert written_of(Fold(choices={0: text}, items=[("text", 2)])) == Written(["one two"], 2)
+    assert written_of(Fold(choices={0: text}, parts=[Part("text", 2, 7)])) == Written(["one two"], 2)
     assert written_of(Fold()) == Written([""], 0)
     assert written_of(Fold(complete=False, choices={0: text})) is None
     assert written_of(Fold(choices={0: text, 1: Choice()})) is None
