@@ -14,7 +14,7 @@ from typing import Any
 
 from midstream.cli import exits
 
-VERBS = ("serve", "demo", "generate", "inspect", "bench")
+VERBS = ("serve", "demo", "generate", "inspect", "worker", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
