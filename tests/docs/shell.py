@@ -9,6 +9,7 @@ How a block is run is said by the comment right above it, which GitHub does not 
     ```console                     what the block before it must have printed; … stands for anything
     ```python                      run as a program of its own
     <!-- python: pytest -->        run by pytest
+    <!-- js: node -->              run by Node, with the clients that the tests have
 
 A page's blocks share a directory and, like lines typed into one terminal, the variables that were exported.  The pages
 speak of the gateway at its default address; here `midstream generate` and `inspect` are told the real one.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +30,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from tests.docs.markdown import ROOT, Block
+from tests.javascript import MODULES
 
 WITHIN = 20.0  # seconds for a block
 _TOLD = "http://127.0.0.1:8400"  # what the pages say; on the way to the shell it becomes where the gateway is
@@ -36,7 +41,7 @@ _BIN = Path(sys.executable).parent
 _VARIABLES = ".variables.sh"
 _MIDSTREAM = """\
 #!/bin/sh
-case "$1" in generate | inspect) verb=$1; shift; set -- "$verb" --gateway "$DOCS_GATEWAY" "$@" ;; esac
+case "$1" in generate | inspect | worker) verb=$1; shift; set -- "$verb" --gateway "$DOCS_GATEWAY" "$@" ;; esac
 exec "{program}" "$@"
 """
 
@@ -125,6 +130,8 @@ class Terminal:
             case "python", "pytest":
                 (self.directory / "test_page.py").write_text(self._here(block.text), encoding="utf-8")
                 self._run([str(_BIN / "python"), "-m", "pytest", "-q", "test_page.py"], 0)
+            case "js", "node":
+                self._node(block.text)
             case _:
                 raise AssertionError(f"line {block.line}: {block.language} is not marked {block.mark!r}")
 
@@ -151,6 +158,14 @@ class Terminal:
         )
         self.printed.append(done.stdout)
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+
+    def _node(self, text: str) -> None:
+        program = shutil.which("node") or pytest.skip("no node is installed")
+        modules = self.directory / "node_modules"  # where Node looks for what a program imports
+        if not modules.exists():
+            modules.symlink_to(MODULES)
+        (self.directory / "page.mjs").write_text(self._here(text), encoding="utf-8")
+        self._run([program, "page.mjs"], 0)
 
     def _targets(self, text: str) -> None:
         for line in text.splitlines():

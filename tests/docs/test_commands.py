@@ -18,8 +18,12 @@ RUN = {"sh", "console", "python"}
 SHOWN = {"text", "json", "nginx", "haproxy", "caddyfile", "yaml", "ini", "html", "js"}
 
 
+def is_run(block: Block) -> bool:
+    return block.language in RUN or block.mark == "node"
+
+
 def typed(page: Path) -> bool:
-    return any(block.language in RUN for block in blocks(page.read_text(encoding="utf-8")))
+    return any(is_run(block) for block in blocks(page.read_text(encoding="utf-8")))
 
 
 README = ROOT / "README.md"
@@ -36,7 +40,7 @@ def reader_of(directory: Path) -> Iterator[Terminal]:
 def type_all(shell: Terminal, page: Path, before: Callable[[Block], object] = lambda block: None) -> None:
     """Every block of the page that is run, in order.  `before` is called before each."""
     for block in blocks(page.read_text(encoding="utf-8")):
-        if block.language not in RUN:
+        if not is_run(block):
             continue
         try:
             before(block)
@@ -84,4 +88,4 @@ def test_every_block_is_of_a_known_kind(page: Path) -> None:
     """So that none is passed over because nobody knew what to do with it."""
     for block in blocks(page.read_text(encoding="utf-8")):
         assert block.language in RUN | SHOWN, f"line {block.line}: {block.language or 'no language'}"
-        assert block.language in RUN or block.mark is None, f"line {block.line}: a mark on what is not run"
+        assert is_run(block) or block.mark is None, f"line {block.line}: a mark on what is not run"

@@ -13,6 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from midstream import cli
 from midstream.journal.memory import MemoryJournal
+from midstream.pool.jobs import Jobs
+from midstream.pool.leases_memory import MemoryLeases
+from midstream.pool.pool import Pool
 from midstream.server.observe import Observer
 from midstream.streams import Streams
 from tests.docs.markdown import name, pages, plain, table
@@ -32,6 +35,7 @@ def observed() -> dict[str, tuple[str, set[str]]]:
     streams = Streams(MemoryJournal(time.time), time.time)
     observer = Observer(time.time)
     observer.watch(streams)
+    observer.watch_pool(Pool(Jobs("sqlite:///not-opened.db", time.time), MemoryLeases(time.time), time.time))
     found = {}
     for family in observer.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
