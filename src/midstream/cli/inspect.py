@@ -28,6 +28,8 @@ _DROPPED_FIRST = ("ACKED", "RETAINED", "BYTES", "READERS", "MODEL", "AGE")
 _MODEL_WIDTH = 24
 # Home, and clear what is below: what was there is overwritten without a flicker.
 _REDRAW = "\x1b[H\x1b[J"
+# The terminal's other screen, which leaves what stood on the first one as it was.
+_OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +103,15 @@ class _Look:
     def watch(self) -> int:
         """Never returns: Ctrl-C ends it.  A gateway that is away for a while is waited for."""
         redraw = self._console.out_is_terminal and not self._args.json
+        if not redraw:
+            return self._watch(redraw=False)
+        self._console.raw(_OTHER_SCREEN)
+        try:
+            return self._watch(redraw=True)
+        finally:
+            self._console.raw(_FIRST_SCREEN)
+
+    def _watch(self, *, redraw: bool) -> int:
         while True:
             try:
                 drawing = self._drawing()

@@ -166,6 +166,14 @@ def test_the_watch_redraws_a_terminal_until_ctrl_c(gateway: OddGateway) -> None:
     assert b"\x1b[31mfailed\x1b[0m" in terminal.screen
 
 
+def test_the_watch_leaves_a_terminal_as_it_was(gateway: OddGateway) -> None:
+    terminal = on_terminal("inspect", "--gateway", gateway.url, "--watch", "--every", "0.05")
+    terminal.see(b"\x1b[H\x1b[J")
+    terminal.press(b"\x03")
+    assert terminal.end() == exits.INTERRUPTED
+    assert terminal.screen.count(b"\x1b[?1049h") == terminal.screen.count(b"\x1b[?1049l") == 1
+
+
 def test_the_watch_waits_for_a_gateway_that_is_away() -> None:
     terminal = on_terminal("inspect", "--gateway", "http://127.0.0.1:1", "--watch", "--every", "0.05", NO_COLOR="1")
     terminal.see(b"connection refused")

@@ -31,6 +31,9 @@ def serve(*words: str) -> int:
         (["--max-streams", "0"], "--max-streams '0': must be at least 1"),
         (["--retain", "10m"], "--retain '10m': not a number of seconds"),
         (["--retain", "-1"], "--retain '-1': must be above 0 seconds"),
+        (["--retain", "90000"], "--retain '90000': must be at most 86400 seconds (24 h)"),
+        (["--max-bytes", "10"], "--max-bytes '10': must be at least 64KiB"),
+        (["--max-stream-bytes", "1k"], "--max-stream-bytes '1k': must be at least 64KiB"),
         (["--max-body", "big"], "--max-body 'big': not a size; write bytes, or 512KiB, 8MiB, 1GiB"),
         (["--cors-origin", "*"], "--cors-origin '*': not an origin; write https://app.example"),
         (
