@@ -49,7 +49,11 @@ SESSION_COOKIE: Final = "midstream_session"
 CORS_METHODS: Final = "GET, POST, DELETE"
 CORS_ALLOW: Final = (
     "Authorization, apikey, Content-Type, Last-Event-ID, Idempotency-Key, Midstream-Stream-Id, Model, "
-    "Connect-Protocol-Version, Connect-Timeout-Ms, X-Grpc-Web, X-User-Agent, Grpc-Timeout"
+    "Connect-Protocol-Version, Connect-Timeout-Ms, X-Grpc-Web, X-User-Agent, Grpc-Timeout, "
+    # What OpenAI's SDK sends from a page.
+    "OpenAI-Beta, OpenAI-Organization, OpenAI-Project, X-Stainless-Arch, X-Stainless-Helper-Method, X-Stainless-Lang, "
+    "X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Poll-Helper, X-Stainless-Retry-Count, "
+    "X-Stainless-Runtime, X-Stainless-Runtime-Version, X-Stainless-Timeout"
 )
 CORS_EXPOSE: Final = (
     "Midstream-Stream-Id, Midstream-Heartbeat, Location, Retry-After, "
@@ -112,6 +116,7 @@ STATUS: Final[dict[str, Statuses]] = {
     "bad_request": Statuses(400, "INVALID_ARGUMENT"),
     "bad_cursor": Statuses(400, "INVALID_ARGUMENT"),
     "unauthorized": Statuses(401, "UNAUTHENTICATED"),
+    "forbidden": Statuses(403, "PERMISSION_DENIED"),
     "forbidden_origin": Statuses(403, "PERMISSION_DENIED"),
     "wrong_stream": Statuses(403, "FAILED_PRECONDITION"),
     "not_found": Statuses(404, "UNIMPLEMENTED"),

@@ -22,6 +22,7 @@ from midstream.testing.upstream import (
     chat_event,
     json_event,
 )
+from midstream.wire import CORS_ALLOW
 from tests.gateways import Site, site
 from tests.javascript import FOLDER, require_clients
 
@@ -133,3 +134,12 @@ async def test_an_answer_that_fails_midway_makes_the_client_raise(client: str, m
 @pytest.mark.parametrize("cut", range(1, len(PIECES) + 1))
 async def test_the_node_sdk_goes_on_after_any_delta_of_a_response(cut: int, here: Site) -> None:
     assert await node("responses", here, "whole", cut) == ("Hello there.", None)
+
+
+async def test_a_page_of_a_configured_origin_may_send_what_the_node_sdk_sends(here: Site) -> None:
+    """A browser asks first, and sends nothing where one of them is not allowed."""
+    sent, thrown = await node("headers", here, "whole")
+    assert thrown is None
+    assert "x-stainless-lang" in sent.split()
+    simple = {"accept", "user-agent"}  # the Fetch standard's, and one that browsers set themselves
+    assert {name.strip().lower() for name in CORS_ALLOW.split(",")} | simple >= set(sent.split())

@@ -39,6 +39,16 @@ async function responses() {
   }
 }
 
+// The names of the headers it sends, which a browser asks for in a preflight.
+async function headers() {
+  const fetch = async (_, { headers }) => {
+    tell({ text: [...new Headers(headers).keys()].join(" ") });
+    return new Response("{}", { headers: { "content-type": "application/json" } });
+  };
+  const client = new OpenAI({ baseURL: base, apiKey: "none", organization: "o", project: "p", fetch });
+  await client.chat.completions.create({ model, messages });
+}
+
 async function vercel() {
   const provider = createOpenAICompatible({ name: "midstream", baseURL: base });
   const { fullStream } = streamText({
@@ -54,7 +64,7 @@ async function vercel() {
 }
 
 try {
-  await { chat, responses, vercel }[sdk]();
+  await { chat, headers, responses, vercel }[sdk]();
   tell({ end: null });
 } catch (error) {
   tell({ end: String(error?.message ?? error?.error?.message ?? JSON.stringify(error)) });
