@@ -17,7 +17,7 @@ from midstream.errors import (
     StaleWriter,
     StreamEnded,
 )
-from midstream.records import FRAME_OVERHEAD, Chunk, Finish, Fold, Frame, StreamMeta
+from midstream.records import FRAME_OVERHEAD, Chunk, Finish, Fold, Frame, Part, StreamMeta
 from midstream.rules import Bounds, Counters
 from midstream.wire import RETAIN_CAP, TOUCH_EVERY, Status
 
@@ -262,7 +262,7 @@ def test_records_are_folded_once() -> None:
     kept, batch = Fold(), frames(2, "a", "b", "c")
     rules.fold(kept, batch[:2])
     rules.fold(kept, batch)
-    assert (kept.choices[0].text.decode(), kept.upto, kept.items) == ("abc", 4, [("text", 3)])
+    assert (kept.choices[0].text.decode(), kept.upto, kept.parts) == ("abc", 4, [Part("text", 3, 3)])
 
 
 @pytest.mark.parametrize(
@@ -310,16 +310,37 @@ def test_no_delta_of_an_upstream_stops_the_fold(garbage: dict[str, Any]) -> None
     assert kept.upto == 4
 
 
-def test_items_are_counted_in_the_order_of_their_first_delta() -> None:
-    """A record may hold reasoning, text and calls at once; only the first choice has items (R9)."""
+def test_parts_are_told_in_the_order_in_which_they_were_said() -> None:
+    """A record may hold reasoning, text and calls at once; another kind of text begins a part, a call goes on with its
+    own; only the first choice has parts (R9)."""
     kept = folded(
         {"delta": "a", "reasoning": "r"},
         {"delta": "b", "choice": 1},
         {"refusal": "no"},
-        {"delta": "c", **call("x", index=0, id="1")},
+        {"delta": "ç", **call("x", index=0, id="1")},
+        {"delta": "d", **call("y", index=0)},
+        {"delta": "e", **call("", index=0)},
     )
-    assert kept.items == [("reasoning", 1), ("text", 2), ("refusal", 1), ("call:0", 1)]
-    assert {choice: answer.text.decode() for choice, answer in kept.choices.items()} == {0: "ac", 1: "b"}
+    kinds = [(part.kind, part.deltas, part.size) for part in kept.parts]
+    assert kinds == [
+        ("reasoning", 1, 1),
+        ("text", 1, 1),
+        ("refusal", 1, 2),
+        ("text", 1, 2),
+        ("call", 0, 0),
+        ("text", 2, 2),
+    ]
+    assert [tool.deltas for tool in kept.choices[0].tool_calls] == [2]
+    assert {choice: answer.text.decode() for choice, answer in kept.choices.items()} == {0: "açde", 1: "b"}
+
+
+def test_parts_count_as_bytes_of_the_fold() -> None:
+    """An answer that changes its kind with every record is bounded like any other (R9)."""
+    kept = folded(*({"delta": "x"} if turn % 2 else {"reasoning": "y"} for turn in range(200)))
+    assert len(kept.parts) == 200
+    assert rules.fold_bytes(kept) >= 200 * 128
+    rules.shed_fold(kept, Bounds(max_stream_bytes=200 * 128))
+    assert (kept.complete, kept.parts) == (False, [])
 
 
 def test_terminal_record_folds_into_outcome() -> None:
@@ -341,6 +362,6 @@ def test_fold_is_shed_at_half_of_the_streams_bytes() -> None:
     rules.shed_fold(kept, Bounds(max_stream_bytes=2 * weight))
     assert kept.complete
     rules.shed_fold(kept, Bounds(max_stream_bytes=2 * weight - 1))
-    assert (kept.complete, kept.choices, kept.items, rules.fold_bytes(kept)) == (False, {}, [], 0)
+    assert (kept.complete, kept.choices, kept.parts, rules.fold_bytes(kept)) == (False, {}, [], 0)
     rules.fold(kept, frames(9, "more"))
     assert (kept.upto, kept.choices, kept.complete) == (9, {}, False)

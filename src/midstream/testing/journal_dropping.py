@@ -10,7 +10,7 @@ from midstream import rules
 from midstream.codec import native
 from midstream.errors import CursorAhead
 from midstream.journal.base import Journal
-from midstream.records import STREAM_OVERHEAD, Chunk, Finish, Record
+from midstream.records import STREAM_OVERHEAD, Chunk, Finish, Part, Record
 from midstream.rules import Bounds
 from midstream.testing.journal_writer import (
     Clock,
@@ -169,13 +169,15 @@ class DroppingLaws:
             journal = await make_journal(Bounds(max_stream_records=records))
             await everything_is_kept(journal, await tell_everything(journal, clock))
 
-    async def test_fold_counts_the_events_of_each_item(self, journal: Journal, clock: Clock) -> None:
-        """Numbers of later events depend on how many deltas the dropped items had (R9)."""
+    async def test_fold_counts_the_deltas_of_each_part(self, journal: Journal, clock: Clock) -> None:
+        """Numbers of later events depend on how many deltas the dropped parts had (R9)."""
         writer = await tell_everything(journal, clock)
         await journal.trim(writer.stream_id, 8, None)
         snapshot = await journal.snapshot(writer.stream_id)
         rules.fold(snapshot.fold, snapshot.frames)
-        assert snapshot.fold.items == [("reasoning", 2), ("text", 4), ("call:0", 2), ("call:1", 3)]
+        text, again = Part("text", 3, len("Hello ✓!".encode())), Part("text", 1, 1)
+        assert snapshot.fold.parts == [Part("reasoning", 2, 12), text, Part("call"), Part("call"), again]
+        assert [tool.deltas for tool in answers(snapshot)[0].tool_calls] == [2, 3]
 
     async def test_fold_keeps_how_a_stream_ended(self, make_journal: MakeJournal, clock: Clock) -> None:
         """Usage and finish reason stand in the terminal record, which is read with the fold."""
