@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
@@ -17,64 +16,30 @@ from midstream.journal.redis_scripts import SCRIPTS
 from midstream.journal.redis_url import Terms
 from midstream.testing.journal_writer import Writer, meta, read_all, text_of, written
 from midstream.testing.patience import until
+from tests.clusters import Slots, two_nodes
 from tests.sharing import Processes, Reader, Told, processes, refusal_of
-from tests.valkeys import QUICK, Valkey, cluster_node
+from tests.valkeys import QUICK, Valkey
 
 # A slot that is being moved answers TRYAGAIN for as long as that takes.
 PATIENT = replace(QUICK, patience=5.0, outage=5.0)
 
 
-class Pair:
+class Pair(Slots):
     """Two servers that share the slots, and gateways that know one of them each."""
 
     def __init__(self, nodes: list[Valkey], several: Processes) -> None:
-        self.nodes = nodes
+        super().__init__(nodes)
         self.several = several
-        self.ids = [node.ask("CLUSTER", "MYID").decode() for node in nodes]
 
     async def start(self, first: int, listener: Told | None = None, terms: Terms = PATIENT) -> RedisJournal:
         url = self.nodes[first].url(self.several.prefix)
         return await self.several.start(listener, url=url, terms=terms)
 
-    def holder(self, shard: int) -> int:
-        """Which of the two has this tag's slot now."""
-        slot = key_slot(b"%d" % shard)
-        for first, last, (_, port, *_), *_ in self.nodes[0].ask("CLUSTER", "SLOTS"):
-            if first <= slot <= last:
-                return [node.port for node in self.nodes].index(port)
-        raise AssertionError(f"nobody has slot {slot}")
-
-    async def move(self, shard: int) -> None:
-        """Move the slot of a tag to the other server, as an operator would, key by key."""
-        slot, old = key_slot(b"%d" % shard), self.holder(shard)
-        source, target = self.nodes[old], self.nodes[1 - old]
-        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", self.ids[old])
-        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", self.ids[1 - old])
-        while keys := source.ask("CLUSTER", "GETKEYSINSLOT", slot, 3):
-            source.ask("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
-            await asyncio.sleep(0.02)  # gateways meet the slot half moved
-        for node in (target, source):
-            node.ask("CLUSTER", "SETSLOT", slot, "NODE", self.ids[1 - old])
-
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[Valkey]]:
-    """Two servers that have found each other: that takes them two seconds."""
-    made = [cluster_node((0, 8191)), cluster_node((8192, 16383))]
-    try:
-        for epoch, node in enumerate(made, 1):
-            node.ask("CLUSTER", "SET-CONFIG-EPOCH", epoch)
-        made[0].ask("CLUSTER", "MEET", "127.0.0.1", made[1].port, made[1].bus)
-        while not all(ready(node) for node in made):
-            time.sleep(0.01)
+    with two_nodes() as made:
         yield made
-    finally:
-        for node in made:
-            node.close()
-
-
-def ready(node: Valkey) -> bool:
-    return b"cluster_state:ok" in node.ask("CLUSTER", "INFO") and len(node.ask("CLUSTER", "SLOTS")) == 2
 
 
 @pytest_asyncio.fixture
@@ -131,6 +96,30 @@ async def test_slot_that_moves_takes_its_streams_with_it(pair: Pair) -> None:
     assert pair.holder(shard) != before
     assert pair.nodes[pair.holder(shard)].ask("EXISTS", a._space.log(writer.stream_id)) == 1
     assert await read_all(a, writer.stream_id) == writer.frames
+
+
+async def test_who_listens_follows_a_slot_and_leaves_the_old_server_in_peace(pair: Pair) -> None:
+    """It hears of the stream's changes where they are published now, and tries no more where they are not."""
+    a, b = await pair.start(0), await pair.start(1)
+    writer = await Writer.begin(a, meta(pair.several.clock))
+    shard = shard_of(writer.stream_id)
+    channel = a._space.channel(shard)
+    reader = Reader(b, writer.stream_id)
+    await writer.say("x")
+    await reader.has(2)
+    old = pair.nodes[pair.holder(shard)]
+    await pair.move(shard)
+    new = pair.nodes[pair.holder(shard)]
+    await writer.say("moved")
+    await reader.has(3)
+    await until(lambda: new.ask("PUBSUB", "SHARDNUMSUB", channel) == [channel, 1], "it to listen there")
+    before = old.info("stats")["total_connections_received"]
+    for n in range(20):
+        await writer.say(str(n))
+    await writer.finish()
+    await reader.over()
+    after = old.info("stats")["total_connections_received"]
+    assert int(after) - int(before) <= 2  # this test's own
 
 
 async def test_new_streams_in_a_moving_slot_are_asked_for(pair: Pair) -> None:

@@ -1,0 +1,18 @@
+-- Cancel a request: flag it and its live leases.  The answer is each one's generation and the characters it posted.
+redis.call('HSET', REQUEST, 'flagged', 1)
+redis.call('PEXPIRE', REQUEST, LINGER)
+
+local told = redis.call('HGETALL', REQUEST)
+local posted = {}
+for at = 1, #told, 2 do
+  if told[at] ~= 'flagged' then
+    local lease = cjson.decode(told[at + 1])
+    if live(lease) then
+      lease.cancelled = true
+      write(told[at], lease)
+      table.insert(posted, told[at])
+      table.insert(posted, lease.chars)
+    end
+  end
+end
+return posted
