@@ -15,12 +15,14 @@ import logging
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 import uvloop
 
 from midstream.cli.exits import FAILED, OK, USAGE
+from midstream.cli.supervisor import Supervisor, reserved, sharing_is_possible
 from midstream.errors import JournalError
 from midstream.server import settings
 from midstream.server.app import Gateway
@@ -41,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal.  Nothing goes to stdout; the address and one line per ended stream go to stderr."""
-    return with_settings(args, _start_upstreams)
+    return with_settings(args, lambda loaded: _start_upstreams(loaded, verbose=args.verbose))
 
 
 def with_settings(args: argparse.Namespace, start: Callable[[Settings], int]) -> int:
@@ -49,28 +51,51 @@ def with_settings(args: argparse.Namespace, start: Callable[[Settings], int]) ->
     try:
         loaded = settings.load(args, os.environ)
     except ValueError as error:
-        return _fail(str(error), USAGE)
+        return fail(str(error), USAGE)
     log_to_stderr(verbose=args.verbose)
     return start(loaded)
 
 
-def _start_upstreams(loaded: Settings) -> int:
-    if not loaded.upstream:
-        return _fail("no --upstream: name an endpoint such as http://127.0.0.1:8080/v1, or `scripted:`", USAGE)
+def _start_upstreams(loaded: Settings, *, verbose: bool) -> int:
+    if not loaded.upstream and loaded.pool is None:
+        return fail("no --upstream: name an endpoint such as http://127.0.0.1:8080/v1, or `scripted:`", USAGE)
+    if loaded.workers > 1:
+        return _start_workers(loaded, verbose=verbose)
     return start(loaded)
+
+
+def _start_workers(loaded: Settings, *, verbose: bool) -> int:
+    """Run gateways in processes of their own, on the same ports.  Returns an exit code."""
+
+    async def supervise() -> int:
+        gateway = Gateway(loaded, os.environ)  # not to be started: it knows what is wrong with the settings
+        if not gateway.journal.traits.shared:
+            raise ValueError(f"--workers {loaded.workers} need a journal that they can share: --journal redis://HOST")
+        if not sharing_is_possible():
+            raise ValueError("--workers: on this system processes cannot share a port")
+        with reserved(loaded) as ready:
+            host = f"[{ready.host}]" if ":" in ready.host else ready.host
+            address = f"http://{host}:{ready.port}"
+            return await Supervisor(ready, verbose=verbose).run(lambda: announce(gateway, address, page=False))
+
+    return exit_code(loaded, supervise())
 
 
 def start(loaded: Settings, within: Within | None = None, *, page: bool = False) -> int:
     """Run a gateway in this process, inside `within` (what gives it its upstream).  Returns an exit code."""
+    return exit_code(loaded, _serve(loaded, within or _as_they_are, page=page))
+
+
+def exit_code(loaded: Settings, serving: Coroutine[Any, Any, int | None]) -> int:
+    """Run it to its end: its own code, or that of what has kept it from running, which is told."""
     try:
-        uvloop.run(_serve(loaded, within or _as_they_are, page=page))
+        return uvloop.run(serving) or OK
     except ValueError as error:
-        return _fail(str(error), USAGE)
+        return fail(str(error), USAGE)
     except JournalError as error:
-        return _fail(error.detail, FAILED)
+        return fail(error.detail, FAILED)
     except OSError as error:
-        return _fail(f"cannot start: {_reason(loaded, error)}", FAILED)
-    return OK
+        return fail(f"cannot start: {_reason(loaded, error)}", FAILED)
 
 
 def _reason(loaded: Settings, error: OSError) -> str:
@@ -102,8 +127,13 @@ def announce(gateway: Gateway, address: str, *, page: bool) -> None:
     if chosen.grpc_port:
         host = f"[{chosen.host}]" if ":" in chosen.host else chosen.host
         say(f"  gRPC      {host}:{chosen.grpc_port}{' (TLS)' if chosen.grpc_tls_cert else ''}")
-    say(f"  upstream  {', '.join(chosen.upstream)}")
+    if chosen.upstream:
+        say(f"  upstream  {', '.join(chosen.upstream)}")
+    if chosen.pool is not None:
+        say(f"  pool      {_without_password(chosen.pool)}, for workers that pull")
     say(f"  journal   {_without_password(chosen.journal)} ({kept})")
+    if chosen.workers > 1:
+        say(f"  workers   {chosen.workers} processes on these ports")
     if gateway.keys.open:
         say(f"  keys      none: {'ANYONE who reaches it' if chosen.insecure else 'anyone on this machine'} may use it")
     else:
@@ -120,14 +150,15 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _fail(message: str, code: int) -> int:
+def fail(message: str, code: int) -> int:
     say(f"midstream: {message}")
     return code
 
 
-def log_to_stderr(*, verbose: bool) -> None:
-    """One line per event, with its time; libraries only from warnings up."""
+def log_to_stderr(*, verbose: bool, process: bool = False) -> None:
+    """One line per event, with its time, and with `process` by whom; libraries only from warnings up."""
+    whose = " %(process)d" if process else ""
     logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+        level=logging.WARNING, stream=sys.stderr, format=f"%(asctime)s{whose} %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("midstream").setLevel(logging.DEBUG if verbose else logging.INFO)

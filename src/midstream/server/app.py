@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,10 +31,19 @@ from midstream.transports.grpc import GrpcServer
 from midstream.transports.http import NO_STORE, header, json_response, query
 from midstream.transports.inference import Inference
 from midstream.transports.native import NativeApi
+from midstream.transports.openai_chat import ChatApi
+from midstream.transports.openai_responses import ResponsesApi
 from midstream.transports.openapi import describe
+from midstream.transports.openapi_pool import with_pool
+from midstream.transports.pool_view import PoolView
 from midstream.transports.websocket import WebSocketApi
+from midstream.transports.workers import WorkersApi
 from midstream.wire import GRPC_SERVICE, SESSION_COOKIE, SESSION_TERM
 from midstream.writer import Producer
+
+if TYPE_CHECKING:
+    from midstream.pool.pool import Pool
+    from midstream.server.pooled import Pooled
 
 _log = logging.getLogger("midstream")
 
@@ -72,8 +81,11 @@ class Gateway:
         self.observer = Observer(clock)
         self.journal = open_journal(settings.journal, clock, settings.bounds)
         keys = upstream_keys(environ, len(settings.upstream))
+        self.pooled = _pooled(settings, clock)
         self.upstreams = ModelSources(
-            upstreams(settings.upstream, keys, settings.upstream_limits), settings.continuation
+            upstreams(settings.upstream, keys, settings.upstream_limits),
+            settings.continuation,
+            self.pooled.source if self.pooled is not None else None,
         )
         self.sources: Sources = self.upstreams if sources is None else sources
         observer = self.observer
@@ -81,6 +93,9 @@ class Gateway:
             self.journal, clock, settings.limits, observer.ended, self._proceed, on_resume=observer.resumed
         )
         self.observer.watch(self.streams)
+        if self.pooled is not None:
+            self.pooled.watch(self.streams)
+            self.observer.watch_pool(self.pooled.pool)
         self.inference = Inference(self.streams, self.sources)
         self.ready = False
         self.app: ASGIApp = self._guarded()
@@ -88,13 +103,31 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
 
+    @property
+    def pool(self) -> Pool | None:
+        """The worker pool, where there is one."""
+        return self.pooled.pool if self.pooled is not None else None
+
     async def _proceed(self, state: StreamState) -> Producer | None:
         return await proceed(self.streams, self.sources, state)
 
     async def start(self) -> None:
-        """Open the journal.  Raises JournalInUse, JournalCorrupt."""
-        await self.streams.start()
+        """Open the journal, and the pool's stores.  Raises JournalInUse, JournalCorrupt, JournalError."""
+        if self.pooled is None:
+            await self.streams.start()
+        else:
+            await self._start_pooled(self.pooled)
         self.ready = True
+
+    async def _start_pooled(self, pooled: Pooled) -> None:
+        """The pool first: streams that are taken over at once ask it how to go on."""
+        await pooled.start()
+        try:
+            await self.streams.start()
+        except BaseException:
+            await pooled.stop()
+            raise
+        await pooled.begin()
 
     async def drain(self) -> None:
         """Nothing new; let open streams finish for `--drain` seconds, then end them as `cancelled` `shutdown`."""
@@ -104,7 +137,11 @@ class Gateway:
     async def stop(self) -> None:
         """Let go of journal and upstreams."""
         self.ready = False
+        if self.pooled is not None:
+            await self.pooled.rest()
         await self.streams.close()
+        if self.pooled is not None:
+            await self.pooled.stop()
         await self.upstreams.close()
 
     def grpc_server(self, options: Sequence[tuple[str, Any]] = ()) -> GrpcServer:
@@ -146,7 +183,12 @@ class Gateway:
         web = files("midstream") / "web"
         router = Router(
             [
+                *self._worker_routes(),  # first, since routes are tried in order, and posts come by the thousand
                 *native.routes(),
+                *ChatApi(self.streams, self.sources, self.settings.max_body).routes(),
+                *ResponsesApi(
+                    self.streams, self.sources, self.settings.max_body, self.settings.max_stream_bytes
+                ).routes(),
                 socket.route(),
                 Mount(f"/{GRPC_SERVICE}", ConnectApi(self.inference, self.settings.max_body, self.observer.refused)),
                 Route("/v1/session", self._session, methods=["POST"]),
@@ -154,7 +196,8 @@ class Gateway:
                 Route("/readyz", self._readyz, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/openapi.json", self._openapi, methods=["GET"]),
-                Route("/", self._page, methods=["GET"]),
+                Route("/", _page("index.html"), methods=["GET"]),
+                Route("/pool", _page("pool.html"), methods=["GET"]),
                 Mount("/web", _Static(str(web))),
             ],
             # A redirect would name the host that the caller named, and make a POST of another path.
@@ -166,6 +209,18 @@ class Gateway:
             any_host=not self.keys.open,
         )
         return Guard(router, lambda: self.keys, gate, self.clock, self.observer.refused)
+
+    def _worker_routes(self) -> list[Route]:
+        if self.pooled is None:
+            return []
+        workers = WorkersApi(
+            self.pooled.pool,
+            self.settings.max_body,
+            lambda authorization, apikey: self.keys.identify(authorization, apikey),
+            lambda authorization, apikey: self.keys.digest(authorization, apikey),
+            self.observer.refused,
+        )
+        return [*workers.routes(), *PoolView(self.pooled.pool).routes()]
 
     async def _session(self, request: Request) -> Response:
         """POST: a cookie for pages whose EventSource or WebSocket cannot send a key."""
@@ -199,11 +254,24 @@ class Gateway:
         return Response(self.observer.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, request: Request) -> Response:
-        return json_response(describe(version("midstream")))
+        document = describe(version("midstream"))
+        return json_response(document if self.pooled is None else with_pool(document))
 
-    async def _page(self, request: Request) -> Response:
-        page = (files("midstream") / "web" / "index.html").read_bytes()
-        return Response(page, headers=_PAGE_HEADERS, media_type="text/html")
+
+def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
+    async def page(request: Request) -> Response:
+        content = (files("midstream") / "web" / name).read_bytes()
+        return Response(content, headers=_PAGE_HEADERS, media_type="text/html")
+
+    return page
+
+
+def _pooled(settings: Settings, clock: Callable[[], float]) -> Pooled | None:
+    if settings.pool is None:
+        return None
+    from midstream.server.pooled import Pooled  # only where it is needed, see there
+
+    return Pooled(settings, clock)
 
 
 class _Static(StaticFiles):

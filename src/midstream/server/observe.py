@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import orjson
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
@@ -16,6 +17,9 @@ from prometheus_client.registry import Collector
 
 from midstream.streams import Streams
 from midstream.writer import Writer
+
+if TYPE_CHECKING:
+    from midstream.pool.pool import Pool
 
 _log = logging.getLogger("midstream.streams")
 
@@ -30,6 +34,7 @@ class Observer(Collector):
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._streams: Streams | None = None
+        self._pool: Pool | None = None
         self.registry = CollectorRegistry()
         self.registry.register(self)
         self.refused: dict[str, int] = {}
@@ -51,6 +56,10 @@ class Observer(Collector):
     def watch(self, streams: Streams) -> None:
         """Read these streams at each scrape."""
         self._streams = streams
+
+    def watch_pool(self, pool: Pool) -> None:
+        """Read this pool at each scrape."""
+        self._pool = pool
 
     def ended(self, writer: Writer) -> None:
         """A writer has stopped: count how, and write its line."""
@@ -109,6 +118,22 @@ class Observer(Collector):
         taken = streams.orphans.taken
         yield _by("midstream_takeovers", "Streams of processes that are gone, by what became of them", "outcome", taken)
         yield _by("midstream_refused", "Requests refused, by code", "code", self.refused)
+        if self._pool is not None:
+            yield from _of_pool(self._pool)
+
+
+def _of_pool(pool: Pool) -> Iterator[Metric]:
+    """The worker pool: what the database said a few seconds ago, and what this process has done."""
+    totals = pool.totals
+    workers = len(list(pool.workers()))
+    yield _gauge("midstream_pool_workers", "Workers seen in the last five minutes", workers)
+    yield _gauge("midstream_pool_jobs_waiting", "Generations that no worker has taken yet", totals.waiting)
+    yield _gauge("midstream_pool_jobs_running", "Generations that workers have", totals.running)
+    yield _gauge("midstream_pool_relays", "Requests relayed by this process", len(pool.attending))
+    yield _counter("midstream_pool_progress_posts", "Batches that workers have posted here", totals.posts)
+    yield _counter("midstream_pool_settled_tokens", "Tokens paid for here", totals.units)
+    yield _by("midstream_pool_generations", "Generations ended here, by how", "status", totals.generations)
+    yield _by("midstream_pool_requests", "Requests ended here, by how", "status", totals.requests)
 
 
 def _worst_lag(streams: Streams) -> int:

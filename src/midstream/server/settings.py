@@ -13,12 +13,14 @@ from dataclasses import Field, dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any
 
+from midstream.admission import Limits
 from midstream.producers.intake import UpstreamLimits
 from midstream.producers.sources import Continuation
 from midstream.producers.sources import continuation as parse_continuation
 from midstream.rules import Bounds
-from midstream.streams import Limits
+from midstream.wire import RETAIN_CAP
 
+_LEAST_ROOM = 64 * 1024
 _UNITS = {"": 1, "k": 1024, "kib": 1024, "m": 1024**2, "mib": 1024**2, "g": 1024**3, "gib": 1024**3}
 
 
@@ -38,6 +40,22 @@ def seconds(text: str) -> float:
         raise ValueError("not a number of seconds") from None
     if not 0 < value < 1e9:
         raise ValueError("must be above 0 seconds")
+    return value
+
+
+def term(text: str) -> float:
+    """Seconds for which something is kept, of which there is a most.  Raises ValueError."""
+    value = seconds(text)
+    if value > RETAIN_CAP:
+        raise ValueError(f"must be at most {RETAIN_CAP:g} seconds (24 h)")
+    return value
+
+
+def room(text: str) -> int:
+    """Memory that streams are kept in.  Raises ValueError: in less than that there is no room for one."""
+    value = size(text)
+    if value < _LEAST_ROOM:
+        raise ValueError(f"must be at least {_LEAST_ROOM // 1024}KiB")
     return value
 
 
@@ -113,13 +131,18 @@ class Settings:
         "URL",
         "where records are kept: memory:, sqlite:///FILE or, shared by several gateways, redis://HOST",
     )
+    pool: str | None = _setting(
+        None,
+        str,
+        "URL",
+        "let workers pull jobs, for the models that no upstream serves; the URL is where jobs and outcomes are kept: "
+        "sqlite:///FILE or postgresql://USER@HOST/NAME",
+    )
     keys_file: str | None = _setting(
         None, str, "FILE", "keys, one `name:key` or `name:key:admin` a line; SIGHUP re-reads"
     )
     heartbeat: float = _setting(15.0, seconds, "S", "seconds of silence after which a reader is sent a sign of life")
-    retain: float = _setting(
-        600.0, seconds, "S", "seconds a finished stream is kept after its last access (24 h at most)"
-    )
+    retain: float = _setting(600.0, term, "S", "seconds a finished stream is kept after its last access (24 h at most)")
     abandon_after: float | None = _setting(
         None,
         seconds,
@@ -139,12 +162,12 @@ class Settings:
     upstream_idle: float = _setting(120.0, seconds, "S", "seconds an upstream may be silent between two bytes")
     upstream_total: float = _setting(1800.0, seconds, "S", "seconds an upstream may take for a whole answer")
     drain: float = _setting(30.0, seconds, "S", "seconds that open streams have to finish at SIGTERM")
-    max_stream_bytes: int = _setting(8 * 1024**2, size, "BYTES", "memory of one stream; past it the oldest records go")
+    max_stream_bytes: int = _setting(8 * 1024**2, room, "BYTES", "memory of one stream; past it the oldest records go")
     max_stream_records: int = _setting(100_000, count, "N", "records of one stream; past it the oldest go")
     max_streams: int = _setting(10_000, count, "N", "open streams of this process")
     max_streams_per_owner: int = _setting(1_000, count, "N", "open streams of one owner in this process")
     max_bytes: int = _setting(
-        1024**3, size, "BYTES", "memory of all streams; past it finished ones go, then new ones wait"
+        1024**3, room, "BYTES", "memory of all streams; past it finished ones go, then new ones wait"
     )
     max_body: int = _setting(8 * 1024**2, size, "BYTES", "largest request body")
     cors_origin: tuple[str, ...] = _setting(
@@ -155,6 +178,9 @@ class Settings:
         host_name,
         "HOST",
         "without keys: a Host this gateway answers for, besides localhost; may be given several times",
+    )
+    workers: int = _setting(
+        1, count, "N", "processes that share the ports; more than one need a journal that they can share, redis://HOST"
     )
     insecure: bool = _setting(False, bool, "", "listen beyond loopback although there are no keys")
 
