@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from midstream.transports.openapi_pool_view import VIEW_SCHEMAS, view_path
 from midstream.transports.workers import PROGRESS_PATHS
 from midstream.transports.workers_shapes import FAULTS, FINISHES
 from midstream.wire import MAX_SEQ
@@ -139,8 +140,8 @@ def with_pool(document: dict[str, Any]) -> dict[str, Any]:
     """The document with the pool's routes."""
     components = document["components"]
     return document | {
-        "paths": document["paths"] | _paths(),
-        "components": components | {"schemas": components["schemas"] | SCHEMAS},
+        "paths": document["paths"] | _paths() | view_path(),
+        "components": components | {"schemas": components["schemas"] | SCHEMAS | VIEW_SCHEMAS},
     }
 
 
