@@ -102,7 +102,7 @@ def _row(figure: Figure) -> tuple[str, str, str, str, str, str, str, str]:
         figure.unit,
         spread(figure.values),
         beside,
-        spread(figure.ratios()) if figure.beside in ("floor", "bare") else "",
+        spread(figure.ratios()) if figure.beside in ("floor", "bare", "native") else "",
         str(figure.budget) if figure.budget else "",
         figure.mark,
         f"{max(figure.waited):.0%}" if figure.waited else "",

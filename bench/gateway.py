@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from functools import partial
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
@@ -37,12 +36,12 @@ class Feed:
         self._chunks: list[Chunk] = []
         self._asked: asyncio.Future[None] | None = None
 
-    def push(self) -> None:
-        self._chunks.append(Chunk(chunk_text(now_us())))
+    def push(self, count: int = 1) -> None:
+        self._chunks += [Chunk(chunk_text(now_us())) for _ in range(count)]
         if self._asked is not None and not self._asked.done():
             self._asked.set_result(None)
 
-    async def produce(self) -> AsyncIterator[list[Chunk] | Finish]:
+    async def produce(self, _: str) -> AsyncIterator[list[Chunk] | Finish]:
         loop = asyncio.get_running_loop()
         while True:
             if not self._chunks:
@@ -53,34 +52,38 @@ class Feed:
 
 
 class Direct:
-    """A writer of many streams at once: one task, that appends what the ticker has pushed in this turn of the loop."""
+    """A writer of many streams at once: one task, that appends what the ticker has pushed.
 
-    def __init__(self, journal: Journal) -> None:
+    Streams are lists here: name, epoch and highest seq.  One chunk object serves all of them: what producers make is
+    measured with a real upstream.
+    """
+
+    def __init__(self, journal: Journal, streams: list[list[Any]]) -> None:
         self._journal = journal
-        self._pushed: list[list[Any]] = []
+        self._streams = streams
+        self._pushed: list[int] = []
         self._asked: asyncio.Future[None] | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._write())
 
-    def push(self, stream: list[Any]) -> None:
-        """Append a chunk to this stream: its name, epoch and highest seq."""
-        if not self._pushed:
-            if self._task is None:
-                self._task = asyncio.create_task(self._write())
-            elif self._asked is not None and not self._asked.done():
-                self._asked.set_result(None)
-        self._pushed.append(stream)
+    def tick(self, rate: float) -> Ticker:
+        return Ticker(self._pushed.append, len(self._streams), rate, self._go_on)
+
+    def _go_on(self) -> None:
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(None)
 
     async def _write(self) -> None:
-        append = self._journal.append
+        append, pushed, streams, chunk = self._journal.append, self._pushed, self._streams, Chunk("")
         while True:
-            pushed, self._pushed = self._pushed, []
-            for stream in pushed:
+            for at in pushed:
+                stream = streams[at]
                 name, epoch, seq = stream
                 stream[2] = seq = seq + 1
-                await append(name, [native.token(seq, Chunk(chunk_text(now_us())))], epoch=epoch, first_seq=seq)
-            if not self._pushed:
-                self._asked = asyncio.get_running_loop().create_future()
-                await self._asked
+                chunk.delta = chunk_text(now_us())
+                await append(name, [native.token(seq, chunk)], epoch=epoch, first_seq=seq)
+            pushed.clear()
+            self._asked = asyncio.get_running_loop().create_future()
+            await self._asked
 
 
 class Controls:
@@ -90,7 +93,6 @@ class Controls:
         self._app = app
         self._streams = streams
         self._feeds: dict[str, Feed] = {}
-        self._direct = Direct(streams.journal)
         self._ticker: Ticker | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,35 +106,38 @@ class Controls:
     async def _obey(self, verb: str, fields: dict[str, Any]) -> object:
         names = [name for name in fields.get("streams", "").split(",") if name]
         if verb == "streams":
-            made = [await self._open() for _ in range(fields["count"])]
+            asked = fields.get("request", "{}").encode()
+            made = [await self._open(asked) for _ in range(fields["count"])]
             await self._fill(made, fields["chunks"])
             return made
         if verb == "fill":
             await self._fill(names, fields["chunks"])
         elif verb == "feed":
-            push = [await self._push(name) for name in names]
-            self._ticker = Ticker(lambda at: push[at](), len(push), fields["rate"])
+            burst, produced = fields.get("burst", 1), fields.get("produced", False)
+            self._ticker = await self._tick(names, fields["rate"], burst, produced=produced)
             self._ticker.start()
         elif verb == "fed" and self._ticker is not None:
             return self._ticker.stats()
         return {}
 
-    async def _open(self) -> str:
+    async def _open(self, asked: bytes) -> str:
         feed = Feed()
-        opened = await self._streams.open(OPEN_OWNER.owner, _MODEL, feed.produce)
+        opened = await self._streams.open(OPEN_OWNER.owner, _MODEL, feed.produce, request=asked)
         self._feeds[opened.state.meta.stream_id] = feed
         return opened.state.meta.stream_id
 
-    async def _push(self, name: str) -> Callable[[], None]:
-        """What the ticker calls.
+    async def _tick(self, names: list[str], rate: float, burst: int, *, produced: bool) -> Ticker:
+        """A ticker that feeds these streams, each `burst` chunks at a time.
 
-        Straight into the journal where that never suspends: the floor has no producer either, and what producers cost
-        is measured with a real upstream.
+        Straight into the journal where that never suspends, unless it is to be `produced`: the floor has no producer
+        either, and what producers cost is measured with a real upstream.
         """
-        if self._streams.journal.traits.durable:
-            return self._feeds[name].push
-        state = await self._streams.journal.state(name)
-        return partial(self._direct.push, [name, state.epoch, state.highest_seq])
+        journal = self._streams.journal
+        if journal.traits.durable or produced:
+            push = [self._feeds[name].push for name in names]
+            return Ticker(lambda at: push[at](burst), len(push), rate / burst)
+        states = [await journal.state(name) for name in names]
+        return Direct(journal, [[state.meta.stream_id, state.epoch, state.highest_seq] for state in states]).tick(rate)
 
     async def _fill(self, names: list[str], chunks: int) -> None:
         """Push, and return once all of it is journaled."""
@@ -159,6 +164,7 @@ def main() -> None:
     parser.add_argument("--upstream", action="append", default=[])
     parser.add_argument("--heartbeat", type=float, default=15.0)
     parser.add_argument("--grpc-port", type=int, default=0)
+    parser.add_argument("--pool")
     given = parser.parse_args()
     uvloop.run(
         _run(
@@ -167,7 +173,10 @@ def main() -> None:
                 grpc_port=given.grpc_port,
                 journal=given.journal,
                 upstream=tuple(given.upstream),
+                pool=given.pool,
                 heartbeat=given.heartbeat,
+                max_streams_per_owner=20_000,
+                max_streams=20_000,
                 drain=0.1,
             )
         )

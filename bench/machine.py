@@ -67,8 +67,17 @@ def pss_kb(pid: int) -> int:
 
 def cpu_seconds(pid: int) -> float:
     """Processor time of all threads that live, to the nanosecond (`/proc/PID/stat` counts in 10 ms)."""
+    return _scheduled(pid, 0)
+
+
+def wait_seconds(pid: int) -> float:
+    """Time in which threads that live could have run, and somebody else had their core."""
+    return _scheduled(pid, 1)
+
+
+def _scheduled(pid: int, column: int) -> float:
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+    return sum(int(thread.read_text().split()[column]) for thread in threads) / 1e9
 
 
 def stolen_ticks() -> int:

@@ -43,7 +43,7 @@ def compared(
     """Fill the figures, keyed as in what `measure` returns; which side goes first alternates."""
     for turn in range(plan.rounds):
         first, second = (theirs, ours) if turn % 2 == 0 else (ours, theirs)
-        one, other = _calmest(lambda: (_once(first, measure), _once(second, measure)))  # noqa: B023  # called at once
+        one, other = calmest(lambda: (_once(first, measure), _once(second, measure)))  # noqa: B023  # called at once
         seen, beside = (other, one) if turn % 2 == 0 else (one, other)
         for key, figure in figures.items():
             figure.values.append(seen[key])
@@ -57,7 +57,7 @@ def _once(start: Starter, measure: Callable[[Server], Seen]) -> Seen:
         return measure(server)
 
 
-def _calmest(look: Callable[[], tuple[Seen, ...]]) -> tuple[Seen, ...]:
+def calmest(look: Callable[[], tuple[Seen, ...]]) -> tuple[Seen, ...]:
     """Look again, twice at most, while others held up what is measured; of what was seen, the least disturbed."""
     best: tuple[Seen, ...] = ()
     least = float("inf")
@@ -259,7 +259,7 @@ def added_delay(plan: Plan) -> list[Figure]:
     sqlite = Figure(title, "SQLite journal, median", "µs", beside="direct", budget=Budget(3000))
     with upstream() as up:
         for _ in range(plan.rounds):
-            direct, in_memory, on_disk = _calmest(
+            direct, in_memory, on_disk = calmest(
                 lambda: (
                     measure(up) | {"waited": 0},
                     _once(lambda: gateway("memory:", upstream=up), measure),

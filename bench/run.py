@@ -11,13 +11,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.calls import CALLS
+from bench.chat import CHAT
 from bench.figures import Figure, table
 from bench.machine import cores, describe, stolen_ticks
 from bench.measurements import ALL as OVER_HTTP
 from bench.measurements import Plan
+from bench.pool import LEASES
+from bench.pool_http import POOL
 from bench.programs import LoadFailed, program
+from bench.responses import RESPONSES
+from bench.shared_store import SHARED
 
-ALL = OVER_HTTP | CALLS
+ALL = OVER_HTTP | CALLS | POOL | LEASES | CHAT | RESPONSES | SHARED
 _QUICK = Plan(rounds=1, warm=0.5, window=1.5)
 
 

@@ -29,18 +29,22 @@ class Server:
     pid: int
     grpc_port: int = 0
 
-    def streams(self, count: int, chunks: int = 0) -> list[str]:
-        """Open streams of a `start` record and this many chunks."""
-        names: list[str] = self._command("streams", count=count, chunks=chunks)
+    def streams(self, count: int, chunks: int = 0, request: str = "{}") -> list[str]:
+        """Open streams of a `start` record and this many chunks; `request` is what the gateway keeps with them."""
+        names: list[str] = self._command("streams", count=count, chunks=chunks, request=request)
         return names
 
     def fill(self, streams: Sequence[str], chunks: int) -> None:
         """Append this many chunks to each."""
         self._command("fill", streams=",".join(streams), chunks=chunks)
 
-    def feed(self, streams: Sequence[str], rate: float) -> None:
-        """From now on append `rate` chunks a second, to one stream after the other."""
-        self._command("feed", streams=",".join(streams), rate=rate)
+    def feed(self, streams: Sequence[str], rate: float, *, burst: int = 1, produced: bool = False) -> None:
+        """From now on append `rate` chunks a second, to one stream after the other.
+
+        `burst`: so many at a time, as one read of an upstream brings them; `produced`: by a producer of each stream's
+        own, on a memory journal too, where else they go straight into it.  (Neither is for the floor.)
+        """
+        self._command("feed", streams=",".join(streams), rate=rate, burst=burst, produced=produced)
 
     def fed(self) -> dict[str, Any]:
         """What the feed has offered, and how late its 1 ms timer was each time."""
@@ -108,15 +112,26 @@ def bare_socket() -> Iterator[Server]:
 
 
 @contextmanager
-def gateway(journal: str = "memory:", upstream: Server | None = None, heartbeat: float = 15) -> Iterator[Server]:
-    """The real gateway under `bench/gateway.py`, on a journal of its own: `memory:` or `sqlite:`."""
+def gateway(
+    journal: str = "memory:",
+    upstream: Server | None = None,
+    heartbeat: float = 15,
+    pool: str | None = None,
+    core: int | None = None,
+) -> Iterator[Server]:
+    """The real gateway under `bench/gateway.py`, on a journal of its own: `memory:` or `sqlite:`; or a store's URL.
+
+    `core`: where it runs instead of the server's.
+    """
     database = BUILD / "bench.db"
     _remove(database)
     url = f"sqlite:///{database}" if journal == "sqlite:" else journal
     command = [sys.executable, "-m", "bench.gateway", "--journal", url, "--heartbeat", str(heartbeat)]
     if upstream is not None:
         command += ["--upstream", f"http://127.0.0.1:{upstream.port}/v1"]
-    with _running("gateway", command, cores().server) as server:
+    if pool is not None:
+        command += ["--pool", pool]
+    with _running("gateway", command, cores().server if core is None else core) as server:
         yield server
     _remove(database)
 

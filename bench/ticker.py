@@ -31,11 +31,16 @@ def chunk_text(at_us: int) -> str:
 class Ticker:
     """Calls `feed(i)` for streams 0 … `streams` - 1 in turn, `rate` times a second in all, off a 1 ms timer.
 
+    `fed` is called after the ticks that had something to feed.
+
     The timer is also the probe of the loop's lag: `lags` holds (when, how late), both in microseconds.
     """
 
-    def __init__(self, feed: Callable[[int], None], streams: int, rate: float) -> None:
+    def __init__(
+        self, feed: Callable[[int], None], streams: int, rate: float, fed: Callable[[], None] = lambda: None
+    ) -> None:
         self._feed = feed
+        self._fed = fed
         self._streams = streams
         self._rate = rate
         self._next = 0
@@ -73,6 +78,8 @@ class Ticker:
                 at = 0
         self._next = at
         self.offered += due
+        if due:
+            self._fed()
         self._arm()
 
     def stats(self) -> dict[str, object]:

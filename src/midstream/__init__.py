@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from midstream.admission import Limits
 from midstream.cursor import Cursor
 from midstream.errors import MidstreamError, ProducerFailed
 from midstream.records import Chunk, Finish, Record
@@ -16,7 +17,6 @@ from midstream.rules import Bounds
 
 if TYPE_CHECKING:
     from midstream.library import Midstream
-    from midstream.streams import Limits
 
 __all__ = [
     "Bounds",
@@ -32,13 +32,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The parts that bring a web framework along, when they are first asked for: the terminal client needs none."""
+    """The part that brings a web framework along, when it is first asked for: the terminal client needs none."""
     if name == "Midstream":
         from midstream.library import Midstream
 
         return Midstream
-    if name == "Limits":
-        from midstream.streams import Limits
-
-        return Limits
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -87,13 +87,14 @@ class Follow:
     """
 
     __slots__ = (
+        "_ahead",
         "_fed",
         "_handed",
         "_journal",
         "_on_first",
-        "_sink",
         "_turn",
         "_woken",
+        "_write",
         "abort",
         "beat_due",
         "caught_up",
@@ -117,6 +118,7 @@ class Follow:
         on_first: Callable[[], None] | None = None,
     ) -> None:
         self._journal = journal
+        self._ahead: Page | None = None
         self._turn = turn or Turn()
         # Called once, when the first records have been handed over.
         self._on_first = on_first
@@ -127,7 +129,8 @@ class Follow:
         self.over = False
         self.waiting = False
         self.beat_due = False
-        self._sink: Sink | None = None
+        # While it feeds a sink: the sink, what the journal calls, and the future that `feed` awaits.
+        self._write: Callable[[Page], bool] | None = None
         self._woken: Callable[[], None] | None = None
         self._fed: asyncio.Future[None] | None = None
         # For the pulse of `streams`: where it last saw this reader, for how many seconds, and how to cut it off.
@@ -180,7 +183,18 @@ class Follow:
             finally:
                 self.waiting = False
 
+    async def look_ahead(self) -> None:
+        """Have what comes first fetched: what is lost of it is then known before the reader is told anything.
+
+        Raises CursorExpired, CursorAhead, StoreLost, StoreUnavailable, UnknownStream.
+        """
+        if self._journal.peek(self.stream_id, self._handed) is None:
+            self._ahead = await self._read()
+
     async def _read(self) -> Page:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.frames and ahead.last_seq - len(ahead.frames) == self._handed:
+            return ahead
         try:
             return await self._journal.read(self.stream_id, self._handed)
         except UnknownStream:
@@ -188,7 +202,7 @@ class Follow:
 
     async def feed(self, sink: Sink) -> None:
         """Hand everything to the sink, and return where `next` would return None.  Raises what `next` does."""
-        self._sink = sink
+        self._write = sink.write
         self._woken = partial(self._turn.add, self._pump)
         try:
             while True:
@@ -209,15 +223,15 @@ class Follow:
                 else:  # a journal that never has anything at hand must not be asked again and again
                     await self._wait()
         finally:
-            self._fed = self._sink = self._woken = None
+            self._fed = self._write = self._woken = None
             if self.waiting:  # cancelled: do not leave a callback behind that holds this reader
                 self.waiting = False
                 self._journal.wake(self.stream_id)
 
     def _pump(self) -> None:
         """Take what is at hand until there is nothing left, then be called again when there is."""
-        fed, sink, woken = self._fed, self._sink, self._woken
-        if fed is None or sink is None or woken is None or fed.done():  # done: cancelled, and has not run since
+        fed, write, woken = self._fed, self._write, self._woken
+        if fed is None or write is None or woken is None or fed.done():  # done: cancelled, and has not run since
             return
         journal, stream_id = self._journal, self.stream_id
         self.waiting = False
@@ -227,9 +241,12 @@ class Follow:
                 found = journal.peek(stream_id, self._handed)
                 if found is None:
                     break
-                if page := self._take(found):
-                    room = sink.write(page)
-                    self.position = handed = self._handed
+                if found.frames:  # as `_take` has it; a call saved for each record of each reader
+                    handed = self._handed = found.last_seq
+                    if found.status != OPEN and found.ends:
+                        self.ended = self.over = True
+                    room = write(found)
+                    self.position = handed
                     if not room or self.over:
                         break
                     if handed != found.highest_seq:
@@ -238,6 +255,9 @@ class Follow:
                             continue
                         woken()
                         return
+                elif self._take(found) is not None:
+                    if not write(found):
+                        break
                 elif self.over:
                     break
                 if journal.call_when(stream_id, self._handed, woken):

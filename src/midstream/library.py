@@ -24,12 +24,13 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from midstream.admission import Limits
 from midstream.cursor import Cursor
 from midstream.errors import MidstreamError, NotFound
 from midstream.journal import open_journal
 from midstream.records import Chunk, Finish
 from midstream.rules import Bounds
-from midstream.streams import Answer, Limits, Streams
+from midstream.streams import Answer, Streams
 from midstream.transports.http import CALLER, Caller, error_response
 from midstream.transports.native import NativeApi, position
 from midstream.transports.sse import serve_stream
@@ -92,7 +93,7 @@ class Midstream:
         """
         names = [f"{owner}/name/{name}"] if name is not None else []
         opened = await self.streams.open(
-            owner, model, lambda: _batches(tokens), names=names, abandon_after=abandon_after
+            owner, model, lambda _: _batches(tokens), names=names, abandon_after=abandon_after
         )
         if opened.existed:
             await tokens.aclose()

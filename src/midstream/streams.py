@@ -1,7 +1,7 @@
 """Streams: open · follow · ack · cancel · state.  What every transport calls, and all it calls.
 
-The rest of this file is what keeps streams within their promises: whose they are (I9), how many (I5), who still reads
-(acks, abandonment), and a pulse, once a second or so, that serves all readers at once instead of a timer per reader.
+Beside it stands what keeps streams within their promises: how many there are (`admission`), what acks let go (`acks`),
+whose writer is gone (`orphans`), and the `pulse`.
 """
 
 from __future__ import annotations
@@ -15,39 +15,38 @@ from functools import partial
 from typing import NamedTuple
 
 from midstream import rules
+from midstream.acks import Acks
+from midstream.admission import Admission, Limits
 from midstream.codec import native
-from midstream.errors import ShuttingDown, StoreUnavailable, TooManyStreams, UnknownStream, WrongStream
+from midstream.errors import StoreUnavailable, UnknownStream, WrongStream
 from midstream.follow import Follow, Turn
 from midstream.journal.base import Journal
 from midstream.orphans import Orphans, Proceed
-from midstream.records import Fold, StreamMeta, StreamState
-from midstream.wire import CANCELLED, OPEN, SEND_STALL, SWEEP_EVERY, CancelReason
+from midstream.pulse import Pulse, attend
+from midstream.records import Fold, Frame, StreamMeta, StreamState
+from midstream.wire import CANCELLED, OPEN, SWEEP_EVERY, CancelReason
 from midstream.writer import Producer, Starts, Writer
 
 _log = logging.getLogger("midstream")
 
 # A fold of many records is made in steps: one step is about 2 ms of the loop.
 _FOLD_STEP = 1000
-# Records that an ack lets go in one step.
-_TRIM_STEP = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one process.  Times in seconds."""
+class Kept(NamedTuple):
+    """All that is kept of a stream at one instant: the fold of what was dropped, and the records after it."""
 
-    max_streams: int = 10_000
-    max_streams_per_owner: int = 1_000
-    heartbeat: float = 15.0
-    retain: float = 600.0
-    abandon_after: float | None = None
+    dropped: Fold
+    frames: list[Frame]
+    state: StreamState
 
 
 class Answer(NamedTuple):
-    """The whole answer so far: every record folded, and the state of that instant."""
+    """The whole answer so far: every record folded, the state of that instant, and the records that are retained."""
 
     fold: Fold
     state: StreamState
+    frames: Sequence[Frame] = ()
 
 
 class Opened(NamedTuple):
@@ -93,15 +92,12 @@ class Streams:
         self._clock = clock
         self._on_end = on_end
         self._on_resume = on_resume
-        self._open_now = 0
-        self._owned: dict[str, int] = {}
-        self._retrim: set[str] = set()
-        self._trims: dict[str, asyncio.Future[None]] = {}
+        self._admission = Admission(self.limits)
+        self._acks = Acks(journal, self.lowest)
         self._turn = Turn()
         self._starts = Starts()
         self._opening: set[asyncio.Future[Opened]] = set()
-        self._draining = False
-        self._pulse: asyncio.Task[None] | None = None
+        self._pulse = Pulse(self.pulse, min(1.0, self.limits.heartbeat / 4))
         self._swept_at = 0.0
 
     # --- life -------------------------------------------------------------------------------------------------------
@@ -116,15 +112,17 @@ class Streams:
             _log.warning("the store does not answer yet: %s", away)
         await self.orphans.settle()
         self._swept_at = self._clock()
-        self._pulse = asyncio.create_task(self._beat_for_ever(), name="pulse")
+        self._pulse.start()
 
     async def drain(self, seconds: float) -> None:
         """Open nothing more, let what is open end by itself for so long, then end it as `cancelled` `shutdown`."""
-        self._draining = True
+        self._admission.closed = True
         await self._settle()
         if self.journal.traits.shared:
             # Others serve the same streams: readers go there at once, while what runs here runs on.
             self._interrupt_readers()
+            for writer in self.writers.values():
+                writer.heard.set()  # who waits for an upstream's status is answered now, and told where to go on
         writers = [writer.join() for writer in self.writers.values()]
         if writers:
             await asyncio.wait([asyncio.ensure_future(join) for join in writers], timeout=seconds)
@@ -144,11 +142,9 @@ class Streams:
 
     async def close(self) -> None:
         """Stop writers and readers and let go of the journal.  Streams that were not drained stay open in it."""
-        self._draining = True
+        self._admission.closed = True
         await self._settle()
-        if self._pulse is not None:
-            self._pulse.cancel()
-            await asyncio.wait([self._pulse])
+        await self._pulse.stop()
         writers = list(self.writers.values())
         for writer in writers:
             writer.stop()
@@ -167,7 +163,7 @@ class Streams:
         self,
         owner: str,
         model: str,
-        produce: Callable[[], Producer],
+        produce: Callable[[str], Producer],
         *,
         request: bytes = b"{}",
         names: Sequence[str] = (),
@@ -175,10 +171,14 @@ class Streams:
     ) -> Opened:
         """Begin a generation, or find the stream that has one of the names already.
 
-        Its reader or the lack of one does not matter to it (I6), nor that the caller is cancelled meanwhile: a stream
-        that was created has its writer.  Raises TooManyStreams, OutOfSpace, ShuttingDown.
+        `produce` is given the stream's id.  Its reader or the lack of one does not matter to the stream (I6), nor that
+        the caller is cancelled meanwhile: a stream that was created has its writer.  Raises TooManyStreams, OutOfSpace,
+        ShuttingDown.
         """
-        opening = asyncio.ensure_future(self._open(owner, model, produce, request, names, abandon_after))
+        begun = self._open(owner, model, produce, request, names, abandon_after)
+        if not self.journal.traits.durable:
+            return await begun  # nothing in it suspends: nobody can be cancelled meanwhile
+        opening = asyncio.ensure_future(begun)
         self._opening.add(opening)
         opening.add_done_callback(self._opening.discard)
         return await asyncio.shield(opening)
@@ -187,7 +187,7 @@ class Streams:
         self,
         owner: str,
         model: str,
-        produce: Callable[[], Producer],
+        produce: Callable[[str], Producer],
         request: bytes,
         names: Sequence[str],
         abandon_after: float | None,
@@ -195,7 +195,7 @@ class Streams:
         for name in names:  # A retry finds its stream even where a new one would be one too many.
             if (known := await self.journal.find(name)) is not None:
                 return Opened(await self.journal.state(known), existed=True)
-        self._admit(owner)
+        self._admission.check(owner)
         meta = StreamMeta(
             stream_id=secrets.token_hex(16),
             owner=owner,
@@ -205,52 +205,36 @@ class Streams:
             abandon_after=abandon_after if abandon_after is not None else self.limits.abandon_after,
             request=request,
         )
-        self._count(owner, 1)
+        self._admission.enter(owner)
         try:
             created = await self.journal.create(meta, [native.start(meta.stream_id, model)], names)
         except BaseException:
-            self._count(owner, -1)
+            self._admission.leave(owner)
             raise
         if created.existed:
-            self._count(owner, -1)
+            self._admission.leave(owner)
             return Opened(created.state, existed=True)
         self.totals.opened += 1
-        self._start(created.state, produce())
+        self._start(created.state, produce(meta.stream_id))
         return Opened(created.state, existed=False)
 
     def _start(self, state: StreamState, producer: Producer) -> None:
         """Write the stream here from now on.  The caller has counted it."""
-        writer = Writer(self.journal, self._clock, state.meta, state.epoch, state.highest_seq + 1, producer)
+        patience = self.limits.store_patience
+        writer = Writer(self.journal, self._clock, state.meta, state.epoch, state.highest_seq + 1, producer, patience)
         self.writers[state.meta.stream_id] = writer
-        writer.start(self._ended, self._starts.wait())
+        self._starts.add(partial(writer.start, self._ended))
 
     def _adopt(self, state: StreamState, producer: Producer) -> None:
         """Go on with a stream of a process that is gone, beyond the limits: it was let in once."""
-        self._count(state.meta.owner, 1)
+        self._admission.enter(state.meta.owner)
         self._start(state, producer)
-
-    def _admit(self, owner: str) -> None:
-        if self._draining:
-            raise ShuttingDown("this process is shutting down; try again")
-        open_now = self._open_now
-        if open_now >= self.limits.max_streams:
-            raise TooManyStreams(f"{open_now} streams are open here; the limit is {self.limits.max_streams}", 5)
-        mine = self._owned.get(owner, 0)
-        if mine >= self.limits.max_streams_per_owner:
-            limit = self.limits.max_streams_per_owner
-            raise TooManyStreams(f"{mine} of your streams are open here; the limit is {limit}", 5)
-
-    def _count(self, owner: str, change: int) -> None:
-        self._open_now += change
-        count = self._owned.get(owner, 0) + change
-        if count:
-            self._owned[owner] = count
-        else:
-            del self._owned[owner]
+        # Its readers have lost their gateway, and have yet to come.
+        self.writers[state.meta.stream_id].last_seen = self._clock()
 
     def _ended(self, writer: Writer) -> None:
         del self.writers[writer.meta.stream_id]
-        self._count(writer.meta.owner, -1)
+        self._admission.leave(writer.meta.owner)
         if self._on_end is not None:
             self._on_end(writer)
 
@@ -277,7 +261,8 @@ class Streams:
         """A reader of everything after `after`; None when that is the terminal record's position: all is read.
 
         `of` is the stream the position was given out for.  Checked in this order: WrongStream, UnknownStream,
-        CursorExpired, CursorAhead (R5).  The caller calls `leave` when its reader has gone.
+        CursorExpired, CursorAhead (R5); then StoreLost where what follows the position is not there.  The caller calls
+        `leave` when its reader has gone.
         """
         if of is not None and of != stream_id:
             raise WrongStream
@@ -286,8 +271,7 @@ class Streams:
             # First: an ack elsewhere must not trim what was found here a moment ago.
             lowest = self.lowest(stream_id)
             await self.journal.hold(stream_id, after if lowest is None else min(after, lowest))
-        while stream_id in self._trims:
-            await asyncio.wait([self._trims[stream_id]])
+        await self._acks.between_steps(stream_id)
         state = await self.owned(stream_id, owner)
         rules.honour(state, after)
         if state.ended and after == state.highest_seq:
@@ -303,6 +287,8 @@ class Streams:
         self.readers.setdefault(stream_id, set()).add(follow)
         try:
             await self._seen(stream_id)
+            if after < state.highest_seq:
+                await follow.look_ahead()
         except BaseException:
             self.leave(follow)
             raise
@@ -328,32 +314,9 @@ class Streams:
 
     async def ack(self, stream_id: str, owner: str, seq: int) -> StreamState:
         """Let go of what is at or below `seq` and below every connected reader (R6).  Raises CursorAhead."""
-        state = await self._trim(await self.owned(stream_id, owner), seq)
-        if state.trimmed_seq < state.acked_seq:
-            self._retrim.add(stream_id)
+        state = await self._acks.take(await self.owned(stream_id, owner), seq)
         await self._seen(stream_id)
         return state
-
-    async def _trim(self, state: StreamState, acked: int) -> StreamState:
-        """Take an ack, a few milliseconds of the loop at a time; between the steps readers come and go.
-
-        During a step none is let in: it would be measured by what is about to go.
-        """
-        stream_id = state.meta.stream_id
-        while True:
-            while stream_id in self._trims:
-                await asyncio.wait([self._trims[stream_id]])
-            step, lowest = state.oldest_retained_seq + _TRIM_STEP - 1, self.lowest(stream_id)
-            floor = lowest if state.highest_seq <= step else min(step, lowest if lowest is not None else step)
-            done = self._trims[stream_id] = asyncio.get_running_loop().create_future()
-            try:
-                state = await self.journal.trim(stream_id, acked, floor)
-            finally:
-                del self._trims[stream_id]
-                done.set_result(None)
-            if floor != step or state.oldest_retained_seq <= step:
-                return state
-            await asyncio.sleep(0)
 
     def lowest(self, stream_id: str) -> int | None:
         """The lowest position of any reader connected here; None without one."""
@@ -381,15 +344,32 @@ class Streams:
         await self._seen(stream_id)
         return state
 
-    async def answer(self, stream_id: str, owner: str) -> Answer:
-        """The whole answer so far, taken at one instant."""
+    async def kept(self, stream_id: str, owner: str) -> Kept:
+        """What is left of dropped records, and the others as they are."""
         await self.owned(stream_id, owner)
         fold, frames, state = await self.journal.snapshot(stream_id)
         await self._seen(stream_id)
+        return Kept(fold, frames, state)
+
+    async def answer(self, stream_id: str, owner: str) -> Answer:
+        """The whole answer so far, taken at one instant."""
+        fold, frames, state = await self.kept(stream_id, owner)
         for at in range(0, len(frames), _FOLD_STEP):
             rules.fold(fold, frames[at : at + _FOLD_STEP])
             await asyncio.sleep(0)
-        return Answer(fold, state)
+        return Answer(fold, state, frames)
+
+    async def heard(self, stream_id: str, seconds: float) -> None:
+        """Wait until the stream's source has accepted the request, or has said or ended something; at most so long.
+
+        Where another process writes it, only what is journaled can be known.
+        """
+        writer = self.writers.get(stream_id)
+        try:
+            async with asyncio.timeout(seconds):
+                await (writer.heard.wait() if writer is not None else self.journal.wait(stream_id, 1))
+        except TimeoutError:
+            pass
 
     async def list(self, owner: str) -> Sequence[StreamState]:
         """The owner's streams, newest first."""
@@ -410,7 +390,7 @@ class Streams:
 
     def orphaned(self, stream_id: str) -> None:
         """Somebody here waits on a stream that nobody writes any more."""
-        if not self._draining:
+        if not self._admission.closed:
             self.orphans.take_soon(stream_id)
 
     def superseded(self, stream_id: str) -> None:
@@ -420,25 +400,15 @@ class Streams:
 
     # --- the pulse --------------------------------------------------------------------------------------------------
 
-    async def _beat_for_ever(self) -> None:
-        period = min(1.0, self.limits.heartbeat / 4)
-        while True:
-            await asyncio.sleep(period)
-            try:
-                await self.pulse(period)
-            except Exception:  # noqa: BLE001  # one failed beat must not stop heartbeats for everybody
-                _log.exception("the pulse failed; it goes on")
-
     async def pulse(self, elapsed: float) -> None:
         """One beat, `elapsed` seconds after the one before: heartbeats, stalls, late trims, abandonment, the sweep."""
         for readers in list(self.readers.values()):
-            for follow in list(readers):
-                self._attend(follow, elapsed)
-        for stream_id in list(self._retrim):
-            await self._trim_again(stream_id)
+            self.totals.stalled += attend(list(readers), elapsed, self.limits.heartbeat)
+        await self._acks.again()
         now = self._clock()
-        for writer in list(self.writers.values()):
-            await self._abandon(writer, now)
+        await asyncio.gather(
+            *(self._abandon(writer) for writer in list(self.writers.values()) if self._unread(writer, now))
+        )
         if not 0 <= now - self._swept_at < SWEEP_EVERY:  # below 0: the clock was set back
             self._swept_at = now
             await self.orphans.take_all()
@@ -446,43 +416,31 @@ class Streams:
             if gone:
                 _log.debug("%d streams expired", len(gone))
 
-    def _attend(self, follow: Follow, elapsed: float) -> None:
-        if follow.position != follow.seen:
-            follow.seen, follow.still = follow.position, 0.0
-            return
-        follow.still += elapsed
-        if follow.waiting:
-            if follow.still >= self.limits.heartbeat:
-                follow.still = 0.0
-                follow.beat()
-        elif follow.still >= SEND_STALL:
-            self.totals.stalled += 1
-            follow.interrupt()
-            if follow.abort is not None:
-                follow.abort()
-
-    async def _trim_again(self, stream_id: str) -> None:
-        """Readers have moved since an ack: what it could not let go then may go now."""
-        try:
-            state = await self.journal.state(stream_id)
-            state = await self._trim(state, state.acked_seq)
-        except UnknownStream:
-            self._retrim.discard(stream_id)
-            return
-        ended_above = state.ended and state.trimmed_seq >= state.highest_seq - 1
-        if state.trimmed_seq >= state.acked_seq or ended_above:
-            self._retrim.discard(stream_id)
-
-    async def _abandon(self, writer: Writer, now: float) -> None:
-        """Nobody has read, polled or asked for too long: stop paying for it (I6)."""
-        stream_id, limit = writer.meta.stream_id, writer.meta.abandon_after
-        if stream_id in self.readers or writer.last_seen > now:  # in the future: the clock was set back
+    def _unread(self, writer: Writer, now: float) -> bool:
+        """Has nobody here read, polled or asked for longer than the stream's limit?"""
+        limit = writer.meta.abandon_after
+        if writer.meta.stream_id in self.readers or writer.last_seen > now:  # in the future: the clock was set back
             writer.last_seen = now
-        elif limit is not None and now - writer.last_seen >= limit:
-            try:
+        return limit is not None and now - writer.last_seen >= limit
+
+    async def _abandon(self, writer: Writer) -> None:
+        """Nobody here has asked for too long, and nobody elsewhere: stop paying for it (I6)."""
+        stream_id = writer.meta.stream_id
+        try:
+            if self.journal.traits.shared:
+                writer.last_seen = max(writer.last_seen, await self._seen_elsewhere(stream_id))
+            if self._unread(writer, self._clock()):
                 await self._cancel(stream_id, "abandoned")
-            except UnknownStream:  # forgotten meanwhile, which has stopped its writer too
-                pass
+        except UnknownStream:  # forgotten meanwhile, which has stopped its writer too
+            pass
+        except StoreUnavailable as away:
+            _log.debug("stream %s is not abandoned now: %s", stream_id, away)
+
+    async def _seen_elsewhere(self, stream_id: str) -> float:
+        """When any process last had a reader of it, or was asked for it, as far as the store was told."""
+        if await self.journal.lowest_elsewhere(stream_id) is not None:
+            return self._clock()
+        return (await self.journal.state(stream_id)).last_access
 
 
 async def _never(_: StreamState) -> None:

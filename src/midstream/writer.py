@@ -25,8 +25,9 @@ from midstream.wire import SLICE_BYTES, SLICE_FRAMES, STORE_PATIENCE
 _log = logging.getLogger("midstream")
 _How = TypeVar("_How")
 
-# What a producer is to the core.  It ends by yielding a Finish; it raises ProducerFailed; anything else it raises is a
-# fault of ours or of the library's user, and is told as `producer_error`.
+# What a producer is to the core.  An empty list says that its source has accepted the request, though it has said
+# nothing yet.  It ends by yielding a Finish; it raises ProducerFailed; anything else it raises is a fault of ours or of
+# the library's user, and is told as `producer_error`.
 Producer = AsyncIterator[list[Chunk] | Finish]
 
 
@@ -35,7 +36,10 @@ class _Superseded(Exception):
 
 
 class Writer:
-    """One stream's only writer (I2).  `run` ends when the stream has its terminal record or belongs to another."""
+    """One stream's only writer (I2).  `run` ends when the stream has its terminal record or belongs to another.
+
+    For `patience` seconds the store may be away; then the source is let go, and the end is owed.
+    """
 
     def __init__(
         self,
@@ -45,8 +49,10 @@ class Writer:
         epoch: int,
         next_seq: int,
         produce: Producer,
+        patience: float = STORE_PATIENCE,
     ) -> None:
         self._clock = clock
+        self._patience = patience
         self.meta = meta
         self.epoch = epoch
         self.next_seq = next_seq
@@ -56,33 +62,47 @@ class Writer:
         self.failure: ProducerFailed | None = None
         self.first_token_at: float | None = None
         self.last_seen = meta.created_at
+        # Set once the source has accepted the request, has said something, or is done with.
+        self.heard = asyncio.Event()
         self._journal = journal
         self._produce = produce
         self._mender = Mender()
         # A batch that the store did not confirm, if any: it is repeated, unchanged, before anything newer (R3).
         self._doubted: list[Frame] = []
         self._seam = 0
+        self._unwanted = False
         self._task: asyncio.Task[None] | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def start(self, ended: Callable[[Writer], None], go: asyncio.Future[None]) -> None:
-        """Run as a task that this object holds (the loop itself keeps only weak references), once `go` is set."""
-        self._task = asyncio.create_task(self._run(go), name=f"writer {self.meta.stream_id}")
-        self._task.add_done_callback(lambda _: ended(self))
+    def start(self, ended: Callable[[Writer], None]) -> None:
+        """Run as a task that this object holds (the loop itself keeps only weak references); `ended` hears of its end.
+
+        One that was stopped before ends without its producer having begun.
+        """
+        if self._unwanted:
+            asyncio.get_running_loop().call_soon(self._stopped, ended)
+            return
+        self._task = asyncio.create_task(self._run(), name=f"writer {self.meta.stream_id}")
+        self._task.add_done_callback(lambda _: self._stopped(ended))
+
+    def _stopped(self, ended: Callable[[Writer], None]) -> None:
+        self.heard.set()
+        self._over.set_result(None)
+        ended(self)
 
     def stop(self) -> None:
         """Stop the producer, which closes its upstream.  The terminal record is the caller's business."""
+        self._unwanted = True
         if self._task is not None:
             self._task.cancel()
 
     async def join(self) -> None:
         """Wait until the producer has let go of its source."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        await asyncio.wait([self._over])
 
-    async def _run(self, go: asyncio.Future[None]) -> None:
+    async def _run(self) -> None:
         try:
             try:
-                await go
                 await self._write_all()
             except ProducerFailed as failure:
                 await self._fail(failure)
@@ -102,6 +122,7 @@ class Writer:
     async def _write_all(self) -> None:
         async with aclosing(self._produce) as batches:  # type: ignore[type-var]  # producers are async generators
             async for batch in batches:
+                self.heard.set()
                 if isinstance(batch, Finish):
                     if self._seam:  # the usage is that of the last run, which began there
                         batch.more = {**(batch.more or {}), "usage_from_seq": self._seam}
@@ -110,7 +131,7 @@ class Writer:
                 frames = self._frames(batch)
                 if frames and self.first_token_at is None:
                     self.first_token_at = self._clock()
-                await self._append(frames)
+                await self._append(frames, self._patience)
         raise ProducerFailed("upstream_truncated", "the source ended without saying how")
 
     def _frames(self, chunks: list[Chunk]) -> list[Frame]:
@@ -133,7 +154,7 @@ class Writer:
         mended = self._mender.mend(chunk)
         return [] if mended is None else list(native.bounded(mended))
 
-    async def _append(self, frames: list[Frame], patience: float | None = STORE_PATIENCE) -> None:
+    async def _append(self, frames: list[Frame], patience: float | None) -> None:
         """Raises _Superseded, and ProducerFailed where the store has lost records, or is away for longer than
         `patience` (in seconds; None: for ever)."""
         at, size = 0, len(frames)
@@ -203,28 +224,24 @@ class Starts:
     _PATIENCE = 0.010
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[Callable[[], None]] = deque()
         self._since = 0.0
         self._arrived = False
 
-    def wait(self) -> asyncio.Future[None]:
-        """Done when it is this one's turn."""
-        loop = asyncio.get_running_loop()
-        go: asyncio.Future[None] = loop.create_future()
+    def add(self, start: Callable[[], None]) -> None:
+        """Call `start` when it is its turn."""
         if not self._waiting:
+            loop = asyncio.get_running_loop()
             self._since = loop.time()
             loop.call_soon(self._next)
-        self._waiting.append(go)
+        self._waiting.append(start)
         self._arrived = True
-        return go
 
     def _next(self) -> None:
         loop = asyncio.get_running_loop()
         if self._arrived and loop.time() - self._since < self._PATIENCE:
             self._arrived = False
         else:
-            go = self._waiting.popleft()
-            if not go.done():
-                go.set_result(None)
+            self._waiting.popleft()()
         if self._waiting:
             loop.call_soon(self._next)

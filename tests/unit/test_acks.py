@@ -47,7 +47,7 @@ async def streams() -> AsyncIterator[Streams]:
 
 async def told(streams: Streams, count: int) -> str:
     """A stream of so many tokens that has ended."""
-    opened = await streams.open("ada", "m", lambda: said(count))
+    opened = await streams.open("ada", "m", lambda _: said(count))
     await until(lambda: not streams.writers, "the stream to end")
     return opened.state.meta.stream_id
 

@@ -33,7 +33,7 @@ async def streams(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualC
 
 
 async def ended(streams: Streams) -> str:
-    async def answer() -> AsyncIterator[list[Chunk] | Finish]:
+    async def answer(_: str) -> AsyncIterator[list[Chunk] | Finish]:
         yield [Chunk("a")]
         yield Finish("stop")
 
@@ -43,7 +43,7 @@ async def ended(streams: Streams) -> str:
 
 
 async def silent(streams: Streams, abandon_after: float | None) -> str:
-    async def answer() -> AsyncIterator[list[Chunk] | Finish]:
+    async def answer(_: str) -> AsyncIterator[list[Chunk] | Finish]:
         yield [Chunk("a")]
         await asyncio.Event().wait()
 

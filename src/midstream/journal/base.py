@@ -20,7 +20,7 @@ class Traits:
     """What a back end promises to survive, and who may share it."""
 
     name: str
-    durable: bool  # records outlive the process that wrote them (I1)
+    durable: bool  # records outlive the process that wrote them (I1); one that is not waits for nothing, in no verb
     shared: bool  # several processes may use the store at once
 
 

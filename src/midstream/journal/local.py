@@ -20,6 +20,7 @@ from midstream.wire import OPEN, SLICE_BYTES, SLICE_FRAMES
 # Dropped frames leave an empty one behind, and the list is cut when half of it is that: dropping one record from the
 # front of a long list each time would move the whole list each time.
 _COMPACT_AT = 64
+_blank = object.__new__
 # Streams looked at before the loop gets its turn.
 _LOOK_AT_ONCE = 500
 
@@ -68,8 +69,12 @@ class Log:
         self.waiters: list[Callable[[], None]] = []
 
     def append(self, frames: list[Frame], now: float, bounds: Bounds) -> None:
+        """Add a batch that was admitted, and wake who waits."""
+        self.keep(frames, rules.appended(self.counters, frames, now), bounds)
+
+    def keep(self, frames: list[Frame], size: int, bounds: Bounds) -> None:
+        """Hold a batch that is counted in, `size` bytes of memory, and wake who waits."""
         counters = self.counters
-        size = rules.appended(counters, frames, now)
         self.frames += frames
         self.total.bytes += size
         # Of one frame `size` is the size; of several it is more than that of the largest, which `read` can live with.
@@ -77,6 +82,8 @@ class Log:
             self.largest = size if len(frames) == 1 else max(self.largest, max(map(len, frames)))
         if counters.retained_bytes > self.crowded or counters.highest - counters.oldest >= bounds.max_stream_records:
             self._evict(bounds)
+        if self.waiters:
+            self.wake()
 
     def _evict(self, bounds: Bounds) -> None:
         # Again until it fits: the texts of what goes stay in the fold, and count.
@@ -128,11 +135,9 @@ class Log:
         return self.counters.state(self.meta)
 
     def wake(self) -> None:
-        waiters = self.waiters
-        if waiters:
-            self.waiters = []
-            for waiter in waiters:
-                waiter()
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter()
 
 
 def _settle(woken: asyncio.Future[None]) -> None:
@@ -219,9 +224,14 @@ class Local(Generic[AnyLog]):
         if log is None:
             raise UnknownStream
         counters = log.counters
-        frames, ahead = log.frames, after + 1 - counters.oldest
-        if ahead >= 0 and after == counters.highest - 1:  # a live reader's case, by far the most frequent
-            return Page([frames[-1]], counters.highest, counters.highest, counters.oldest, counters.status)
+        highest = counters.highest
+        if after == highest - 1 and highest >= counters.oldest:  # a live reader's case, by far the most frequent
+            page = _blank(Page)  # by hand: a call of `__init__` would double what this costs
+            page.frames = [log.frames[-1]]
+            page.last_seq = page.highest_seq = highest
+            page.oldest_retained_seq = counters.oldest
+            page.status = counters.status
+            return page
         return log.read(after, SLICE_FRAMES, SLICE_BYTES)
 
     async def wait(self, stream_id: str, after: int) -> None:

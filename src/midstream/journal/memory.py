@@ -39,9 +39,8 @@ class MemoryJournal(Local[Log]):
         log = self._logs.get(stream_id)
         if log is None:
             raise UnknownStream
-        if rules.admit(log.counters, frames, epoch, first_seq):
-            log.append(frames, self._clock(), self._bounds)
-            log.wake()
+        if size := rules.append(log.counters, frames, epoch, first_seq, self._clock):
+            log.keep(frames, size, self._bounds)
 
     async def read(self, stream_id: str, after: int, limit: int = SLICE_FRAMES, max_bytes: int = SLICE_BYTES) -> Page:
         return self._log(stream_id).read(after, limit, max_bytes)
@@ -70,7 +69,6 @@ class MemoryJournal(Local[Log]):
         if log.counters.status == OPEN:
             log.counters.epoch += 1
             log.append([native.cancelled(log.counters.highest + 1, reason)], self._clock(), self._bounds)
-            log.wake()
         return log.state()
 
     async def touch(self, stream_id: str) -> None:

@@ -321,7 +321,6 @@ class Commits:
                 log.counters.last_batch = last_batch
                 if log.counters.oldest != oldest:
                     self._dirty[log] = None
-                log.wake()
         if flight.batch.files:
             self._unfiled.clear()
             self._log_bytes = 0

@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from midstream.errors import BadRequest
 from midstream.records import Page
 from midstream.transports.http import error_body, json_response
-from midstream.transports.sse import PIPE, body_of
+from midstream.transports.sse import PIPE, Written, as_kept
 from midstream.wire import MAX_HEAD_BYTES, MAX_PIPELINED
 
 # A connection that closes with bytes still to send is looked at again after so many seconds.
@@ -41,6 +41,8 @@ class HttpConnection(HttpToolsProtocol):
     _declining = False
     _gone: Callable[[], None] | None = None
     _opening = b""
+    _body: Callable[[Page], Written]
+    _as_kept = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
@@ -179,8 +181,9 @@ class HttpConnection(HttpToolsProtocol):
         cycle = getattr(send, "__self__", None)
         return isinstance(cycle, RequestResponseCycle) and cycle is self._running and bool(cycle.chunked_encoding)
 
-    def open(self, opening: bytes, gone: Callable[[], None]) -> None:
-        self._opening, self._gone = opening, gone
+    def open(self, opening: bytes, body: Callable[[Page], Written], gone: Callable[[], None]) -> None:
+        self._opening, self._body, self._gone = opening, body, gone
+        self._as_kept = body is as_kept
         if self._running is None or self._running.disconnected:
             gone()
 
@@ -190,7 +193,14 @@ class HttpConnection(HttpToolsProtocol):
         if transport.is_closing():
             return False
         frames = page.frames
-        data = frames[0] if len(frames) == 1 else body_of(page)
+        # One record as it is kept is what is written nearly always: it costs no call.
+        data = frames[0] if self._as_kept and len(frames) == 1 else self._body(page)
+        if not data:  # an empty chunk would end the response
+            return not self.flow.write_paused
+        if isinstance(data, list):
+            pieces, self._opening = [self._opening, *data], b""
+            transport.writelines([b"%x\r\n" % sum(map(len, pieces)), *pieces, b"\r\n"])
+            return not self.flow.write_paused
         if self._opening:
             data, self._opening = self._opening + data, b""
         transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # RFC 9112, section 7.1

@@ -16,6 +16,7 @@ from midstream.wire import BARE_ERRORS, HTTP_STATUS, POSITION_ERRORS
 # Keys of a scope: who asks, and the server's own `send`, which a wrapper that only looks at the first message of an
 # answer leaves for the rest.
 CALLER, DIRECT = "midstream.caller", "midstream.send"
+_BY_NAME = "midstream.headers"
 
 # No route takes more than two; every one is looked at.
 _MAX_QUERY_FIELDS = 100
@@ -48,17 +49,36 @@ def caller(scope: Scope) -> Caller:
 
 def header(scope: Scope, name: bytes) -> str | None:
     """The only value of a header.  Raises BadRequest when it stands twice: which one is meant cannot be known."""
-    values = [value for key, value in scope["headers"] if key == name]
-    if len(values) > 1:
-        raise BadRequest(f"the header {name.decode()} stands {len(values)} times; send it once")
+    headers: list[tuple[bytes, bytes]] = scope["headers"]
+    last = _by_name(scope, headers).get(name)
+    if last is None:
+        return None
+    value, alone = last
+    if not alone:
+        times = sum(key == name for key, _ in headers)
+        raise BadRequest(f"the header {name.decode()} stands {times} times; send it once")
     # Blanks around a value are no part of it (RFC 9110, section 5.5); parsers leave those after it.
-    return values[0].strip(b" \t").decode("latin-1") if values else None
+    return value.strip(b" \t").decode("latin-1")
+
+
+def _by_name(scope: Scope, headers: list[tuple[bytes, bytes]]) -> dict[bytes, tuple[bytes, bool]]:
+    """Each header's last value, and whether it stands alone: made once for a request, which is asked for many."""
+    made = scope.get(_BY_NAME)
+    if made is None or made[0] is not headers:
+        fields: dict[bytes, tuple[bytes, bool]] = {}
+        for name, value in headers:
+            fields[name] = (value, name not in fields)
+        made = scope[_BY_NAME] = (headers, fields)
+    found: dict[bytes, tuple[bytes, bool]] = made[1]
+    return found
 
 
 def query(scope: Scope, allowed: Iterable[str]) -> dict[str, list[str]]:
     """The query's fields, each with all its values.  Raises BadRequest for a field the route does not take."""
     fields: dict[str, list[str]] = {}
     text = scope["query_string"].decode("latin-1")
+    if not text:
+        return fields
     try:
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MAX_QUERY_FIELDS)
     except ValueError:

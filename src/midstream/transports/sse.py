@@ -32,9 +32,14 @@ _PING = ping()
 
 # No proxy or browser may keep a stream, nor compress it (RFC 9111, section 5.2.2.6).
 _NO_STORE = (b"cache-control", b"no-store, no-transform")
+_STREAM_ID, _HEARTBEAT = H_STREAM_ID.lower().encode(), H_HEARTBEAT.lower().encode()
 
 # Where a server that can do more than ASGI leaves a Pipe: in the scope's extensions.
 PIPE = "midstream.pipe"
+
+
+# A write; in pieces where it is so large that it must not be copied for each reader.
+Written = bytes | list[bytes]
 
 
 class Pipe(Sink, Protocol):
@@ -49,7 +54,7 @@ class Pipe(Sink, Protocol):
         A wrapper around it may be changing the body; then nothing may go past it.
         """
 
-    def open(self, opening: bytes, body: Callable[[Page], bytes], gone: Callable[[], None]) -> None:
+    def open(self, opening: bytes, body: Callable[[Page], Written], gone: Callable[[], None]) -> None:
         """Begin: `opening` goes out with the first page, `body` makes bytes of each (b"": nothing is sent for it), and
         `gone` is called back when the peer has gone."""
 
@@ -70,8 +75,8 @@ class Rendering(Protocol):
     def opening(self) -> bytes:
         """What goes out before the first record, with it: lines without a blank line after them."""
 
-    def page(self, page: Page) -> bytes:
-        """Everything new as one write; b"" where nothing of it is shown.  Not asked about pages without frames."""
+    def page(self, page: Page) -> Written:
+        """Everything new as one write; nothing where nothing of it is shown.  Not asked about pages without frames."""
 
     def interrupted(self, error: MidstreamError | None) -> bytes:
         """The last words to a reader that is let go without the terminal record; None: it may resume at once.
@@ -90,7 +95,8 @@ class Records:
         self.location = location(stream_id)
 
     def opening(self) -> bytes:
-        return retry(random.randint(*_RETRY))
+        least, most = _RETRY
+        return retry(least + int(random.random() * (most - least)))
 
     def page(self, page: Page) -> bytes:
         frames = page.frames
@@ -116,8 +122,8 @@ def stream_headers(stream_id: str, heartbeat: float, resumed_at: str | None = No
         (b"content-type", b"text/event-stream; charset=utf-8"),
         _NO_STORE,
         (b"x-accel-buffering", b"no"),
-        (H_STREAM_ID.lower().encode(), stream_id.encode()),
-        (H_HEARTBEAT.lower().encode(), b"%g" % heartbeat),
+        (_STREAM_ID, stream_id.encode()),
+        (_HEARTBEAT, b"%g" % heartbeat),
         (b"location", (resumed_at or location(stream_id)).encode()),
     ]
 
@@ -182,7 +188,7 @@ class Connection:
         try:
             while (page := await follow.next()) is not None:
                 if said := body(page):
-                    await self._write(opening + said)
+                    await self._write(b"".join((opening, *(said if isinstance(said, list) else (said,)))))
                     opening = b""
         finally:
             gone.cancel()
@@ -191,11 +197,19 @@ class Connection:
         await self._send_body({"type": "http.response.body", "body": body, "more_body": True})
 
 
-def _body(rendering: Rendering) -> Callable[[Page], bytes]:
+def as_kept(page: Page) -> bytes:
+    """The body of native pages: their frames."""
+    frames = page.frames
+    return frames[0] if len(frames) == 1 else b"".join(frames) or _PING
+
+
+def _body(rendering: Rendering) -> Callable[[Page], Written]:
     """Everything new in one write: a write costs about the same for one frame as for a hundred."""
+    if isinstance(rendering, Records):
+        return as_kept
     rendered = rendering.page
 
-    def body(page: Page) -> bytes:
+    def body(page: Page) -> Written:
         return rendered(page) if page.frames else _PING
 
     return body
@@ -241,6 +255,6 @@ async def serve_stream(
 
 async def no_content(send: Send, stream_id: str) -> None:
     """204: everything has been read.  It also tells a browser's EventSource to stop reconnecting."""
-    headers = [_NO_STORE, (H_STREAM_ID.lower().encode(), stream_id.encode())]
+    headers = [_NO_STORE, (_STREAM_ID, stream_id.encode())]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
