@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 
 from midstream.cli import serve
+from midstream.cli.exits import USAGE
 from midstream.cli.model import Model, ModelUnavailable, available
 from midstream.server.settings import Settings
 
@@ -29,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until a signal.  Where the model cannot run it says why, and goes on with the simulation."""
 
     def start(loaded: Settings) -> int:
+        if loaded.workers > 1:
+            return serve.fail("--workers is for `midstream serve`; the demo is one process", USAGE)
         return serve.start(loaded, within=lambda chosen: _model(chosen, scripted=args.scripted), page=True)
 
     return serve.with_settings(args, start)

@@ -53,6 +53,13 @@ def test_a_setting_that_makes_no_sense_is_named_with_what_it_takes(
     assert capsys.readouterr().err == f"midstream: {told}\n"
 
 
+def test_workers_need_a_journal_that_they_can_share(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve("--workers", "2") == exits.USAGE
+    assert capsys.readouterr().err == (
+        "midstream: --workers 2 need a journal that they can share: --journal redis://HOST\n"
+    )
+
+
 def test_no_upstream_is_told_with_what_to_write(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve"]) == exits.USAGE
     assert capsys.readouterr().err.startswith("midstream: no --upstream: name an endpoint such as http://")
