@@ -26,10 +26,13 @@ _FRAME = re.compile(rb"id: ([0-9]+)\nevent: ([a-z]+)\ndata: (.*)\n\n")
 
 
 class Replica:
-    """`midstream serve` as a process.  It belongs to no event loop, so that tests can share it."""
+    """`midstream serve` as a process.  It belongs to no event loop, so that tests can share it.
 
-    def __init__(self, journal: str, options: Sequence[str]) -> None:
-        self._arguments = ["serve", "--port", "0", "--grpc-port", "0", "--journal", journal, *options]
+    `module` is what is run in place of `midstream`.
+    """
+
+    def __init__(self, journal: str, options: Sequence[str], module: str = "midstream") -> None:
+        self._arguments = ["-m", module, "serve", "--port", "0", "--grpc-port", "0", "--journal", journal, *options]
         self._process: subprocess.Popen[bytes] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # it lives as long as this object
         self._began = 0.0
@@ -44,10 +47,15 @@ class Replica:
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def start(self) -> None:
         """Start it, or start another one in its place, at another port."""
         said = len(self.log)
-        command = [sys.executable, "-m", "midstream", *self._arguments]
+        command = [sys.executable, *self._arguments]
         self._process = subprocess.Popen(command, stderr=self._log)  # noqa: ASYNC220  # it is to outlive this loop
         async with asyncio.timeout(30):
             while (found := _ADDRESS.search(self.log, said)) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 from uuid import uuid4
 
 from midstream.errors import MidstreamError
@@ -14,9 +15,12 @@ from midstream.journal.redis import RedisJournal
 from midstream.journal.redis_url import Terms
 from midstream.records import Frame
 from midstream.rules import Bounds
+from midstream.server.settings import Settings
 from midstream.testing.clock import ManualClock
+from midstream.testing.fault_proxy import FaultProxy
+from midstream.testing.gateway import RunningGateway
 from midstream.testing.patience import PATIENCE, until
-from tests.valkeys import QUICK, Valkey, redis_journal, shared
+from tests.valkeys import QUICK, Valkey, redis_journal, shared, valkey
 
 
 class Told:
@@ -74,6 +78,62 @@ class Processes:
 async def processes(server: Valkey | None = None) -> AsyncIterator[Processes]:
     async with AsyncExitStack() as stack:
         yield Processes(server or shared(), stack, ManualClock())
+
+
+class Failover:
+    """A primary, a replica that has what was written until it was promoted, and one address that leads to either."""
+
+    def __init__(self, primary: Valkey, replica: Valkey, proxy: FaultProxy, several: Processes) -> None:
+        self.primary, self.replica = primary, replica
+        self._proxy = proxy
+        self._several = several
+        self.clock = several.clock
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self._proxy.port}?prefix={self._several.prefix}"
+
+    async def start(self, listener: Told | None = None, terms: Terms = QUICK) -> RedisJournal:
+        return await self._several.start(listener, url=self.url, terms=terms)
+
+    async def cut_off(self) -> None:
+        """The replica has all there is now, and gets nothing more."""
+        size = self.primary.ask("DBSIZE")
+        offset = self.primary.info("replication")["master_repl_offset"]
+        await until(lambda: self.replica.info("replication")["slave_repl_offset"] >= offset, "the replica to catch up")
+        assert self.replica.ask("DBSIZE") == size
+        self.replica.ask("REPLICAOF", "NO", "ONE")
+
+    def fail_over(self) -> None:
+        """The primary is gone, its address leads to the replica."""
+        self._proxy.retarget("127.0.0.1", self.replica.port)
+        self.primary.kill()
+        self._proxy.reset()
+
+
+@asynccontextmanager
+async def failing_over() -> AsyncIterator[Failover]:
+    with valkey(repl_diskless_sync_delay=0) as primary, valkey(replicaof=f"127.0.0.1 {primary.port}") as replica:
+        await until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica to be in step")
+        async with FaultProxy("127.0.0.1", primary.port) as proxy, processes(primary) as several:
+            yield Failover(primary, replica, proxy, several)
+
+
+@asynccontextmanager
+async def gateway_on(
+    url: str, terms: Terms, *, clock: ManualClock | None = None, **settings: Any
+) -> AsyncIterator[RunningGateway]:
+    """A gateway whose journal has these terms."""
+    gateway = RunningGateway(Settings(journal=url, **settings), clock=clock)
+    journal_of(gateway)._terms = terms
+    async with gateway:
+        yield gateway
+
+
+def journal_of(gateway: RunningGateway) -> RedisJournal:
+    journal = gateway.streams.journal
+    assert isinstance(journal, RedisJournal)
+    return journal
 
 
 async def crash(journal: RedisJournal) -> None:

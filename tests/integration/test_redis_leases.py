@@ -165,7 +165,7 @@ async def test_nobody_is_called_dead_while_nobody_could_renew(several: Processes
 async def test_lease_lost_to_an_outage_is_taken_up_again(either: Processes) -> None:
     """Who could not renew because the store was away goes on writing, as long as nobody has claimed (I6)."""
     told = Told()
-    a = await either.start(told, terms=BRIEF)
+    a = await either.start(told)
     writer = await written(a, meta(either.clock), 2)
     process = a._lease.process
     a._hurry.clear()

@@ -13,49 +13,18 @@ from midstream.codec import native
 from midstream.errors import CursorAhead, ProducerFailed, StoreLost
 from midstream.journal.redis import RedisJournal
 from midstream.records import Record
-from midstream.testing.fault_proxy import FaultProxy
 from midstream.testing.journal_writer import Writer, meta, read_all, tokens, written
 from midstream.testing.patience import until
-from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of
-from tests.valkeys import BRIEF, QUICK, Valkey, valkey
+from tests.sharing import Failover, Reader, Told, crash, eventually, failing_over, processes, refusal_of
+from tests.valkeys import BRIEF, valkey
 
 LOST = ProducerFailed("store_lost", "the store came back without the newest records", retryable=True)
 
 
-class Failover:
-    """A primary, a replica that has what was written until it was promoted, and one address that leads to either."""
-
-    def __init__(self, primary: Valkey, replica: Valkey, proxy: FaultProxy, several: Processes) -> None:
-        self.primary, self.replica = primary, replica
-        self._proxy = proxy
-        self._several = several
-        self.clock = several.clock
-
-    async def start(self, listener: Told | None = None, terms: object = QUICK) -> RedisJournal:
-        url = f"redis://127.0.0.1:{self._proxy.port}?prefix={self._several.prefix}"
-        return await self._several.start(listener, url=url, terms=terms)  # type: ignore[arg-type]  # Terms
-
-    async def cut_off(self) -> None:
-        """The replica has all there is now, and gets nothing more."""
-        size = self.primary.ask("DBSIZE")
-        offset = self.primary.info("replication")["master_repl_offset"]
-        await until(lambda: self.replica.info("replication")["slave_repl_offset"] >= offset, "the replica to catch up")
-        assert self.replica.ask("DBSIZE") == size
-        self.replica.ask("REPLICAOF", "NO", "ONE")
-
-    def fail_over(self) -> None:
-        """The primary is gone, its address leads to the replica."""
-        self._proxy.retarget("127.0.0.1", self.replica.port)
-        self.primary.kill()
-        self._proxy.reset()
-
-
 @pytest_asyncio.fixture
 async def failover() -> AsyncIterator[Failover]:
-    with valkey(repl_diskless_sync_delay=0) as primary, valkey(replicaof=f"127.0.0.1 {primary.port}") as replica:
-        await until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica to be in step")
-        async with FaultProxy("127.0.0.1", primary.port) as proxy, processes(primary) as several:
-            yield Failover(primary, replica, proxy, several)
+    async with failing_over() as made:
+        yield made
 
 
 async def everything(reader: Reader, journal: RedisJournal, writer: Writer) -> list[bytes]:
@@ -307,15 +276,16 @@ async def test_ended_stream_that_is_all_gone_comes_back_ended() -> None:
 
 async def test_end_that_nobody_holds_is_no_stream_open_for_ever(failover: Failover) -> None:
     """The process that ended it lives, but has forgotten it: it finds the stream open under its name, and ends it."""
-    a = await failover.start(Told())
+    told = Told()
+    a = await failover.start(told)
     writer = await written(a, meta(failover.clock), 10)
     await failover.cut_off()
     await writer.say("last")
     await writer.finish()
     a._tails.pop(writer.stream_id)
     failover.fail_over()
-    await until(a.available, "the replica to be met")
-    assert await a.orphans() == [writer.stream_id]
+    await until(lambda: told.orphans, "the process to find the stream that it had ended")
+    assert await a.orphans() == told.orphans == [writer.stream_id]
     orphan = await a.claim_orphan(writer.stream_id)
     assert orphan is not None
     assert (orphan.state.highest_seq, orphan.intact) == (10, False)

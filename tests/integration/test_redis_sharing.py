@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,12 +17,13 @@ import pytest_asyncio
 from midstream import rules
 from midstream.codec import native
 from midstream.errors import CursorExpired, StaleWriter, UnknownStream
+from midstream.journal.redis_keys import shard_of
 from midstream.journal.redis_url import Terms
 from midstream.records import Record
 from midstream.testing.journal_writer import Writer, meta, read_all, seqs, text_of, tokens, written
 from midstream.testing.patience import until
 from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of
-from tests.valkeys import clustered, shared
+from tests.valkeys import QUICK, clustered, shared
 
 
 @pytest_asyncio.fixture(params=["server", "cluster"])
@@ -49,6 +51,31 @@ async def test_foreign_appends_arrive_at_once(several: Processes) -> None:
     assert sorted(waits)[50] < 0.02  # a look comes only each 0.05 s
 
 
+@pytest.mark.parametrize("verb", ["request_cancel", "claim", "expire"])
+async def test_writer_that_says_nothing_hears_what_is_done_to_its_stream(several: Processes, verb: str) -> None:
+    """Cancelled, claimed or forgotten elsewhere: it is told, and does not find it by looking."""
+    told, rarely = Told(), replace(QUICK, look=30.0)
+    a, b = await several.start(told, terms=rarely), await several.start(Told(), terms=rarely)
+    silent, other = await written(a, meta(several.clock), 2), await written(b, meta(several.clock), 2)
+
+    async def heard() -> bool:
+        shard = shard_of(silent.stream_id)
+        mailbox, sharded = a._space.mailbox(shard, a._lease.process), "SHARD" if a._space.clustered else ""
+        return several.server.ask("PUBSUB", f"{sharded}NUMSUB", mailbox)[1] == 1
+
+    await eventually(heard, "the writer's process to listen")
+    deeds: dict[str, Callable[[], Awaitable[object]]] = {
+        "request_cancel": lambda: b.request_cancel(silent.stream_id, "client"),
+        "claim": lambda: b.claim(silent.stream_id),
+        "expire": lambda: b.expire(silent.stream_id),
+    }
+    await deeds[verb]()
+    await until(lambda: told.gone, "the writer's process to be told")
+    assert told.gone == [silent.stream_id]
+    assert await refusal_of(silent.say("late")) in ("stale_writer", "stream_ended", "unknown_stream")
+    await other.say("who writes another stream is not concerned")
+
+
 async def test_thousand_readers_of_a_foreign_stream_cost_one_read(several: Processes) -> None:
     """A process reads once for all its readers."""
     a, b = await several.start(terms=Terms()), await several.start(terms=Terms())
@@ -57,15 +84,36 @@ async def test_thousand_readers_of_a_foreign_stream_cost_one_read(several: Proce
     for reader in readers:
         await reader.has(1)
         await reader.waits()
-    reads = int(several.server.info("commandstats")["cmdstat_xrange"].split("calls=")[1].split(",")[0])
+    before = reads(several)
     for _ in range(20):
         await writer.say("x")
     await writer.finish()
     for reader in readers:
         await reader.over()
         assert reader.frames == writer.frames
-    more = int(several.server.info("commandstats")["cmdstat_xrange"].split("calls=")[1].split(",")[0]) - reads
-    assert more <= 45
+    assert reads(several) - before <= 45
+
+
+def reads(several: Processes) -> int:
+    """How often the store has been asked for records."""
+    return int(several.server.info("commandstats")["cmdstat_xrange"].split("calls=")[1].split(",")[0])
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_replay_of_a_foreign_stream_is_one_read(several: Processes, ended: bool) -> None:
+    """However many pages it is handed out in, and however many readers come for it, live or over."""
+    a, b = await several.start(), await several.start()
+    writer = await written(a, meta(several.clock), 2000)
+    if ended:
+        await writer.finish()
+    await b.state(writer.stream_id)
+    before = reads(several)
+    for _ in range(3):
+        reader = Reader(b, writer.stream_id)
+        await reader.has(len(writer.frames))
+        assert reader.frames == writer.frames
+        await reader.leave()
+    assert reads(several) - before <= 3  # one for the records, one or two to know that there are no more
 
 
 async def test_local_readers_need_nothing_of_the_store(several: Processes) -> None:

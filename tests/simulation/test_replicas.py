@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from itertools import cycle
 from uuid import uuid4
 
 import pytest
 
+from midstream.journal.redis_keys import SHARDS
 from midstream.testing.fault_proxy import FaultProxy
 from midstream.testing.patience import until
+from tests.clusters import Slots, serves, two_nodes
 from tests.replicas import fleet
 from tests.simulation.havoc import HEARTBEAT, LEASE, Havoc, Shape, Store
 from tests.valkeys import Valkey, valkey
@@ -59,6 +62,30 @@ class FailingOver:
         self._replica = await asyncio.to_thread(self._follower)
 
 
+class Clustered:
+    """Two servers that share the slots.  One is killed and started again on its file; next time a tag's slot moves."""
+
+    loses = False
+
+    def __init__(self, nodes: list[Valkey]) -> None:
+        self._nodes, self._slots, self._one = cycle(nodes), Slots(nodes), asyncio.Lock()
+        self._tags, self._deeds = cycle(range(SHARDS)), cycle((self._restart, self._move))
+
+    async def strike(self) -> None:
+        async with self._one:
+            await next(self._deeds)()
+
+    async def _restart(self) -> None:
+        node = next(self._nodes)
+        node.kill()
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(node.start)
+
+    async def _move(self) -> None:
+        await until(lambda: all(map(serves, self._slots.nodes)), "both servers")
+        await self._slots.move(next(self._tags))
+
+
 async def havoc(url: str, store: Store, shape: Shape, seed: int) -> None:
     options = ("--upstream", "scripted:", "--heartbeat", str(HEARTBEAT), "--drain", "3")
     async with fleet(url, *options) as gateways:
@@ -74,6 +101,12 @@ async def restarts(shape: Shape, seed: int) -> None:
     """On one server that writes all it does to a file."""
     with valkey(appendonly="yes", maxmemory_policy="noeviction") as server:
         await havoc(server.url(f"t{uuid4().hex}", lease=LEASE), Restarting(server), shape, seed)
+
+
+async def clustered(shape: Shape, seed: int) -> None:
+    """On a cluster of two servers that write all they do to a file; gateways are told one of them."""
+    with two_nodes(appendonly="yes", maxmemory_policy="noeviction") as nodes:
+        await havoc(nodes[0].url(f"t{uuid4().hex}", lease=LEASE), Clustered(nodes), shape, seed)
 
 
 async def fails_over(shape: Shape, seed: int) -> None:
@@ -93,9 +126,14 @@ async def test_readers_lose_nothing_in_ten_seconds_of_havoc() -> None:
     await restarts(Shape(seconds=10, readers=30, slots=6, rate=25), seed=1)
 
 
+async def test_readers_lose_nothing_while_servers_of_a_cluster_come_and_go() -> None:
+    """A short life on a cluster: a dozen readers of three streams (I2, I3, I4, I7)."""
+    await clustered(Shape(seconds=5, readers=12, slots=3, rate=25), seed=3)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("store", [restarts, fails_over])
+@pytest.mark.parametrize("store", [restarts, fails_over, clustered])
 async def test_readers_lose_nothing_in_a_minute_of_havoc(store: Kind) -> None:
     """The same for a minute with two hundred readers; and where the store fails over to a replica that lags."""
     await store(Shape(seconds=60, readers=200, slots=20, rate=15), 2)

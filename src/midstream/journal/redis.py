@@ -74,6 +74,7 @@ class RedisJournal:
         self._hurry = asyncio.Event()
         self._watch = Watch(store, space, tails, self._lease, self._orphaned, self._superseded, self._repair)
         self._watch.on_return = self._hurry.set
+        self._watch.on_restart = lambda: self._start(self._tell(self._find_lost_ends()))
         reading = self._watch.reading
         self._writing = Writing(
             store, space, self._lease, tails, self._names, reading, self._clock, self._bounds, self._totals
@@ -213,6 +214,14 @@ class RedisJournal:
             tail.forget_records()
             tail.wake()
 
+    async def _find_lost_ends(self) -> None:
+        """A store that was replaced may have lost ends that nobody holds any more: streams that are open, written by a
+        process that lives and knows nothing of them.  Once the living have put back what they have, these are orphans.
+        """
+        await asyncio.sleep(self._terms.mend)
+        for stream_id in await self.orphans():
+            self._orphaned(stream_id)
+
     async def _end_orphans(self) -> None:
         for stream_id in await self.orphans():
             await self._end_orphan(stream_id)
@@ -269,6 +278,7 @@ class RedisJournal:
         self._tails.pop(tail.stream_id)
         self._tails.add(tail)
         tail.mine, tail.fresh = told.epoch, True
+        self._watch.writes(tail.shard)
         tail.kept = tail.bound = asyncio.get_running_loop().time()
         return told.state(tail.meta)
 
@@ -317,10 +327,12 @@ class RedisJournal:
 
     async def read(self, stream_id: str, after: int, limit: int = SLICE_FRAMES, max_bytes: int = SLICE_BYTES) -> Page:
         tail = await self._watch.reading.known(stream_id)
-        if not tail.fresh and after >= tail.first - 1:
+        if not tail.fresh and tail.highest and after >= tail.first - 1:
             await self._watch.stirred(tail)
         if self._at_hand(tail) and (page := tail.page(after, limit, max_bytes)) is not None:
             return page
+        if not tail.fresh and tail.told_status == OPEN and not tail.returned:
+            await self._watch.hear(tail)  # who reads it will wait for more: what is read now can be kept
         return await self._watch.reading.page(tail, after, limit, max_bytes)
 
     async def wait(self, stream_id: str, after: int) -> None:
@@ -371,7 +383,9 @@ class RedisJournal:
 
     async def touch(self, stream_id: str) -> None:
         tail = await self._watch.reading.known(stream_id)
-        now, interval = self._clock(), min(TOUCH_EVERY, tail.meta.retain / 10)
+        # Who writes the stream sees by it that somebody asks for it, before it is abandoned.
+        abandoned = tail.meta.abandon_after or TOUCH_EVERY
+        now, interval = self._clock(), min(TOUCH_EVERY, tail.meta.retain / 10, abandoned / 4)
         if now - tail.noted < interval:
             return
         _, noted = await self._writing.call(

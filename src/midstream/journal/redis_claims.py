@@ -76,6 +76,7 @@ class Claims:
         if told.highest < tail.highest:
             self._watch.reading.accept(tail, told)
         tail.mine = max(tail.mine, told.epoch)
+        self._watch.writes(tail.shard)
         tail.learn(told, asyncio.get_running_loop().time())
         tail.fresh = tail.highest == told.highest
         if tail.waiters and not tail.fresh:

@@ -178,7 +178,7 @@ class Keeping:
         if position is None:
             self._held.pop(tail.stream_id, None)
         term = int(self._store.terms.hold * 1000)
-        await self._writing.call(HOLD, tail, "" if position is None else position, term)
+        await self._writing.call(HOLD, tail, "" if position is None else position, term, repr(self._clock()))
         if position is not None:
             self._held[tail.stream_id] = (position, asyncio.get_running_loop().time())
 

@@ -10,6 +10,7 @@
     P:{T}:bytes         string   what the streams of this tag hold together
     P:{T}:lease:PROCESS string   there while the process is alive (on one server under tag 0 only)
     P:{T}:wake          channel  who changed which stream
+    P:{T}:wake:PROCESS  channel  who did something to which stream that this process writes
     P:name:NAME         string   the stream a name is bound to; `?ID` while it is reserved
 
 P is the prefix and T one of 64 hash tags, found from the stream's id.  All keys of a stream carry one tag: a cluster
@@ -95,7 +96,12 @@ class Space:
     def channel(self, shard: int) -> bytes:
         return self._key(shard, b"wake")
 
+    def mailbox(self, shard: int, process: str) -> bytes:
+        """The channel on which a process hears what others do to streams that it writes."""
+        return self._key(shard, b"wake", process)
+
     def shard_of_channel(self, channel: bytes) -> int:
+        """Also of a mailbox."""
         return int(channel[len(self.prefix) + 2 : channel.rindex(b"}")])
 
     def name(self, name: str) -> bytes:

@@ -171,6 +171,7 @@ class Ears:
         dial: Callable[[Callable[[Any], None]], Awaitable[Link]],
         patience: float,
         *,
+        reply_timeout: float,
         sharded: bool,
         heard: Callable[[bytes, bytes], None],
         ready: Callable[[bytes], None],
@@ -180,7 +181,9 @@ class Ears:
         self._heard, self._ready, self._deaf = heard, ready, deaf
         self._channels: set[bytes] = set()
         self._link: Link | None = None
-        self._answered = True
+        self._loop = asyncio.get_running_loop()
+        self._reply_timeout = reply_timeout
+        self._asked: float | None = None  # when a sign of life was asked for that has not come
         self._tether = Tether(partial(dial, self._message), patience, self._up, self._down, lambda _: None)
 
     def listen(self, channel: bytes) -> None:
@@ -200,21 +203,22 @@ class Ears:
         self._tether.hurry()
 
     def prove(self) -> None:
-        """Ask for a sign of life; drop the connection when the one asked for before has not come."""
+        """Ask for a sign of life; drop the connection when the one asked for before has not come in time."""
         if self._link is None:
             return
-        if not self._answered:
+        now = self._loop.time()
+        if self._asked is None:
+            self._asked = now
+            self._link.write("PING")
+        elif now - self._asked > self._reply_timeout:
             self._tether.drop()
-            return
-        self._answered = False
-        self._link.write("PING")
 
     def _message(self, reply: Any) -> None:
         kind = reply[0] if isinstance(reply, list) else reply
         if kind in (b"message", b"smessage"):
             self._heard(reply[1], reply[2])
         elif kind in (b"pong", b"PONG"):
-            self._answered = True
+            self._asked = None
         elif kind in (b"subscribe", b"ssubscribe"):
             if reply[1] in self._channels:
                 self._ready(reply[1])
@@ -222,7 +226,7 @@ class Ears:
             self._tether.drop()  # its slot has moved: it will be found where it is now
 
     def _up(self, link: Link) -> None:
-        self._link, self._answered = link, True
+        self._link, self._asked = link, None
         for channel in self._channels:
             link.write(self._subscribe, channel)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from midstream.errors import JournalError
 from midstream.journal.base import RoundTrips
 from midstream.journal.redis_lane import Ears, Lane
 from midstream.journal.redis_link import Link, Lost, dial
-from midstream.journal.redis_scripts import SCRIPTS, command
+from midstream.journal.redis_scripts import Script, command
 from midstream.journal.redis_url import Access, Place, Terms
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ class Told(Protocol):
     access: Access
     terms: Terms
     trips: RoundTrips
+    scripts: Sequence[Script]
+    clustered: bool
     on_message: Callable[[bytes, bytes], None]
     on_ready: Callable[[bytes], None]
     on_deaf: Callable[[Node], None]
@@ -96,7 +98,8 @@ class Node:
             self._ears = Ears(
                 partial(dial, self._store.access, self.place),
                 self._store.terms.patience,
-                sharded=self.clustered,
+                reply_timeout=self._store.access.reply_timeout,
+                sharded=self._store.clustered,  # ours is not known yet where we have not met
                 heard=self._store.on_message,
                 ready=self._store.on_ready,
                 deaf=lambda: self._store.on_deaf(self),
@@ -107,7 +110,8 @@ class Node:
         link = await dial(self._store.access, self.place)
         try:
             async with asyncio.timeout(self._store.access.connect_timeout):
-                told, *loaded = await link.ask(("INFO",), *(("SCRIPT", "LOAD", script.text) for script in SCRIPTS))
+                loads = [("SCRIPT", "LOAD", script.text) for script in self._store.scripts]
+                told, *loaded = await link.ask(("INFO",), *loads)
             self._meet(Greeting.of(told))
             if refusal := next((reply for reply in loaded if isinstance(reply, ReplyError)), None):
                 raise Lost(str(refusal))
@@ -139,6 +143,11 @@ class Node:
     def _down(self) -> None:
         self._met.clear()
         self._store.on_down(self)
+
+    def ignore(self, channel: bytes) -> None:
+        """Hear no more of a channel: who listens where it no longer is has its connection broken again and again."""
+        if self._ears is not None:
+            self._ears.ignore(channel)
 
     async def met(self) -> None:
         """Return once there is a connection."""

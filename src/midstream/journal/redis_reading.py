@@ -118,10 +118,12 @@ class Reading:
         Raises UnknownStream; StoreLost where the next record should be there and is not.
         """
         hearing, news = self._hears(tail), tail.news
+        # An entry is found by its last record, and has one record at least.
+        first, last = b"%d-0" % (after + 1), b"%d-0" % (after + span + SLICE_FRAMES)
         told, entries = await self._store.together(
             tail.shard,
             command("HMGET", tail.keys.stream, *FIELDS),
-            command("XRANGE", tail.keys.log, b"%d-0" % (after + 1), b"%d-0" % (after + span + SLICE_FRAMES)),
+            command("XRANGE", tail.keys.log, first, last, "COUNT", span),
         )
         numbers = await self._present(tail.stream_id, told)
         frames: list[Frame] = []
@@ -132,7 +134,7 @@ class Reading:
         self._keep(tail, after, Found(numbers, frames))
         # News that came meanwhile will be read, and waiters woken again, where somebody is at it.
         heard = hearing == self._hears(tail) and (news == tail.news or tail.stirring)
-        if hearing and heard and tail.highest == numbers.highest:
+        if ((hearing and heard) or numbers.status != OPEN) and tail.highest == numbers.highest:
             tail.fresh = not tail.returned
         return Found(numbers, frames)
 
@@ -155,8 +157,8 @@ class Reading:
         store had lost records, at a number that this process's readers already have.
         """
         span = limit
-        if not tail.frames:  # the pages that will be asked for next come along
-            span = max(limit, self.span)
+        if not tail.frames and after < tail.told_highest <= after + self.span:
+            span = max(limit, self.span)  # all that is left comes along, and can be kept
         found = await self.fetch(tail, after, span)
         while self.behind(tail, found.told) and self.may_be_put_back(tail, found.told):
             await asyncio.sleep(_ASK_AGAIN)

@@ -45,36 +45,41 @@ _HERE = "--@prelude\n"
 
 
 class Script:
-    """A script by its file's name.  `about_stream`: it is given the keys of one stream, in their order, and what such
-    scripts share stands before it, or where it says.
-    """
+    """A script by its name and its text."""
 
-    def __init__(self, name: str, *, about_stream: bool = True) -> None:
+    def __init__(self, name: str, text: str) -> None:
         self.name = name
-        source = _source(name)
-        if about_stream:
-            source = source.replace(_HERE, _PRELUDE) if _HERE in source else _PRELUDE + source
-        self.text = _CODES + source
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest().encode()
+        self.text = text
+        self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest().encode()
 
     def call(self, keys: Sequence[bytes], *args: bytes | str | int) -> bytes:
         """The command that runs it."""
         return command(b"EVALSHA", self.sha, len(keys), *keys, *args)
 
 
-CREATE = Script("create")
-APPEND = Script("append")
-CANCEL = Script("cancel")
-CLAIM = Script("claim")
-ACK = Script("ack")
-DROP = Script("drop")
-TOUCH = Script("touch")
-KEEP = Script("keep")
-EXPIRE = Script("expire")
-HOLD = Script("hold")
-LOOK = Script("look", about_stream=False)
-RECOUNT = Script("recount", about_stream=False)
-BIND = Script("bind", about_stream=False)
-UNBIND = Script("unbind", about_stream=False)
+def _script(name: str, *, about_stream: bool = True) -> Script:
+    """A script by its file's name.  `about_stream`: it is given the keys of one stream, in their order, and what such
+    scripts share stands before it, or where it says.
+    """
+    source = _source(name)
+    if about_stream:
+        source = source.replace(_HERE, _PRELUDE) if _HERE in source else _PRELUDE + source
+    return Script(name, _CODES + source)
+
+
+CREATE = _script("create")
+APPEND = _script("append")
+CANCEL = _script("cancel")
+CLAIM = _script("claim")
+ACK = _script("ack")
+DROP = _script("drop")
+TOUCH = _script("touch")
+KEEP = _script("keep")
+EXPIRE = _script("expire")
+HOLD = _script("hold")
+LOOK = _script("look", about_stream=False)
+RECOUNT = _script("recount", about_stream=False)
+BIND = _script("bind", about_stream=False)
+UNBIND = _script("unbind", about_stream=False)
 
 SCRIPTS: tuple[Script, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Script))

@@ -19,7 +19,7 @@ from midstream.journal.base import RoundTrips
 from midstream.journal.redis_keys import SHARDS, Space
 from midstream.journal.redis_link import Lost
 from midstream.journal.redis_node import Node
-from midstream.journal.redis_scripts import SCRIPTS, command
+from midstream.journal.redis_scripts import SCRIPTS, Script, command
 from midstream.journal.redis_url import Access, Place, Terms
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,15 @@ _LASTING = frozenset({"OOM", "MISCONF", "NOREPLICAS", "NOPERM", "NOAUTH", "WRONG
 
 
 class Store:
-    """All servers of one store.  The `on_…` attributes are told what happens; they must be cheap and not raise."""
+    """All servers of one store.  The `on_…` attributes are told what happens; they must be cheap and not raise.
 
-    def __init__(self, access: Access, space: Space, terms: Terms, trips: RoundTrips) -> None:
-        self.access, self.space, self.terms, self.trips = access, space, terms, trips
+    `scripts` are all that are ever called: each server is given them before anything else.
+    """
+
+    def __init__(
+        self, access: Access, space: Space, terms: Terms, trips: RoundTrips, scripts: Sequence[Script] = SCRIPTS
+    ) -> None:
+        self.access, self.space, self.terms, self.trips, self.scripts = access, space, terms, trips, scripts
         self._loop = asyncio.get_running_loop()
         self.clustered = False
         self.on_message: Callable[[bytes, bytes], None] = lambda channel, message: None
@@ -201,7 +206,7 @@ class Store:
                 return lambda _: _asked(self._node(place), send)
             self._moved[shard] = self._node(place)
             if shard < SHARDS:
-                self._by_shard[shard] = self._node(place)
+                self._assign({shard: self._node(place)})
             self._map_soon()
         elif word in _PASSING:
             await self._wait_out(shard, word)
@@ -220,7 +225,7 @@ class Store:
         await asyncio.sleep(_PAUSE)
 
     async def _load(self, node: Node) -> None:
-        for script in SCRIPTS:
+        for script in self.scripts:
             await node.calls.send(command("SCRIPT", "LOAD", script.text))
 
     # --- cluster ----------------------------------------------------------------------------------------------------
@@ -259,9 +264,7 @@ class Store:
         for first, last, (host, port, *_), *_ in ranges:
             place = Place(host.decode() if host and host != b"?" else asked.place.host, port)
             self._ranges.append((first, last, self._node(place)))
-        before, self._by_shard = self._by_shard, [self.node(SHARDS + slot) for slot in _SLOTS]
-        moved = [shard for shard in range(SHARDS) if before[shard] is not self._by_shard[shard]]
-        self.on_moved(moved)
+        self._assign({shard: self.node(SHARDS + slot) for shard, slot in enumerate(_SLOTS)})
         serving = {node for _, _, node in self._ranges}
         for node in [node for node in self._nodes.values() if node not in serving]:
             if node.place != self.access.place:  # that one is who is asked when all others are gone
@@ -270,13 +273,26 @@ class Store:
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
 
+    def _assign(self, nodes: dict[int, Node]) -> None:
+        moved = [shard for shard, node in nodes.items() if self._by_shard[shard] is not node]
+        for shard in moved:
+            self._by_shard[shard] = nodes[shard]
+        self.on_moved(moved)
+
     # --- messages ---------------------------------------------------------------------------------------------------
 
-    def listen(self, shard: int) -> None:
-        self.node(shard).ears.listen(self.space.channel(shard))
+    def listen(self, shard: int, channel: bytes | None = None) -> None:
+        """Hear this channel of a tag, its own unless told otherwise, where the tag is now and nowhere else."""
+        channel, here = channel or self.space.channel(shard), self.node(shard)
+        for node in self._nodes.values():
+            if node is here:
+                node.ears.listen(channel)
+            else:
+                node.ignore(channel)
 
-    def ignore(self, shard: int) -> None:
-        self.node(shard).ears.ignore(self.space.channel(shard))
+    def ignore(self, channel: bytes) -> None:
+        for node in self._nodes.values():
+            node.ignore(channel)
 
 
 _MULTI, _EXEC = command("MULTI"), command("EXEC")

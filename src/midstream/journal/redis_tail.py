@@ -70,6 +70,8 @@ class Tail:
         "size",
         "status",
         "stirring",
+        "told_highest",
+        "told_status",
         "ttl",
         "waiters",
         "writer",
@@ -89,6 +91,7 @@ class Tail:
         self.first = 1
         self.highest = 0
         self.oldest = 1
+        self.told_highest, self.told_status = 0, OPEN  # what the store last said, of which not all need be here
         self.size = (
             0  # of all its records and its fold in the store, or more than that where other processes dropped some
         )
@@ -132,6 +135,7 @@ class Tail:
             return
         self.seen = now
         self.epoch, self.writer, self.run = told.epoch, told.writer, told.run
+        self.told_highest, self.told_status = told.highest, told.status
         self.size = told.held + told.fold
         if told.highest > self.highest:
             self.fresh = False

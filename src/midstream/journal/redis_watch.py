@@ -1,9 +1,10 @@
 """How a process hears of what others did to streams that it reads or writes.
 
 A change is published under the stream's tag.  A process listens where somebody waits for a stream that it does not
-write itself, and what it hears makes it read, once for all its readers.  Messages can be lost, so once a second one
-look over all streams that somebody waits for, or that are written here and silent, finds what has changed, and whose
-writer is gone.
+write itself, and what it hears makes it read, once for all its readers.  What others do to a stream that it writes
+(they cancel, claim or forget it) is told to it besides, on a channel of its own: a writer that waits for its model does
+not ask the store.  Messages can be lost, so once a second one look over all streams that somebody waits for, or that
+are written here and silent, finds what has changed, and whose writer is gone.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ class Watch:
         self._begun = 0
         self._ready: dict[int, asyncio.Future[None]] = {}
         self._wanted: dict[int, float] = {}  # tag -> when somebody last waited under it
+        self._mailboxes: dict[int, bytes] = {}  # tag -> where this process hears of what it writes under it
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._away: dict[Node, float] = {}
         self._attending: dict[str, asyncio.Task[None]] = {}
         self.on_return: Callable[[], None] = lambda: None  # told that a server is there again
+        self.on_restart: Callable[[], None] = lambda: None  # told that a server is another one than before
         store.on_message, store.on_ready, store.on_deaf = self._message, self._heard_again, self._deaf
         store.on_up, store.on_down, store.on_restart = self._up, self._down, self._restarted
         store.on_moved = self._moved
@@ -95,22 +98,42 @@ class Watch:
         """Hear of every change of the stream from now on, and know it as it is now.  Raises UnknownStream, StoreLost,
         StoreUnavailable.
         """
-        if not self._hears(tail):
-            self._want(tail.shard)
-            ready = self._ready.setdefault(tail.shard, self._loop.create_future())
-            try:
-                async with asyncio.timeout(self._store.terms.patience):
-                    await asyncio.shield(ready)
-            except TimeoutError:
-                raise StoreUnavailable("the store does not let us hear of changes", 2) from None
+        await self.hear(tail)
         await self.read(tail)
+
+    async def hear(self, tail: Tail) -> None:
+        """Hear of every change of the stream from now on.  Raises StoreUnavailable."""
+        if self._hears(tail):
+            return
+        self._want(tail.shard)
+        ready = self._ready.setdefault(tail.shard, self._loop.create_future())
+        try:
+            async with asyncio.timeout(self._store.terms.patience):
+                await asyncio.shield(ready)
+        except TimeoutError:
+            raise StoreUnavailable("the store does not let us hear of changes", 2) from None
 
     def _want(self, shard: int) -> None:
         self._wanted[shard] = self._loop.time()
         self._store.listen(shard)
 
+    def writes(self, shard: int) -> None:
+        """This process writes a stream of this tag: hear what others do to it."""
+        mailbox = self._space.mailbox(shard, self._lease.process)
+        before = self._mailboxes.get(shard)
+        if before != mailbox:
+            if before is not None:
+                self._store.ignore(before)
+            self._mailboxes[shard] = mailbox
+            self._store.listen(shard, mailbox)
+
     def _heard_again(self, channel: bytes) -> None:
         shard = self._space.shard_of_channel(channel)
+        if channel == self._mailboxes.get(shard):  # what was said before is found by the look that comes next
+            for tail in self._tails:
+                if tail.shard == shard and tail.written_here:
+                    tail.seen = float("-inf")
+            return
         self._begun += 1
         self._hearing[shard] = self._begun
         if ready := self._ready.pop(shard, None):
@@ -134,6 +157,8 @@ class Watch:
         for shard in shards:
             if shard in self._wanted:
                 self._store.listen(shard)
+            if mailbox := self._mailboxes.get(shard):
+                self._store.listen(shard, mailbox)
 
     def _message(self, channel: bytes, message: bytes) -> None:
         process, _, stream_id = message.decode(errors="replace").partition(" ")
@@ -225,6 +250,7 @@ class Watch:
                     self.stir(tail)
                 else:
                     tail.fresh = False
+        self.on_restart()
 
     def _outages(self, now: float) -> None:
         """Where the store has been away too long, let readers hear that from the read that comes next."""
@@ -261,7 +287,7 @@ class Watch:
         gone = [shard for shard, wanted in self._wanted.items() if now - wanted > _LINGER]
         for shard in gone:
             del self._wanted[shard]
-            self._store.ignore(shard)
+            self._store.ignore(self._space.channel(shard))
         if gone:
             self._unheard(gone)
 

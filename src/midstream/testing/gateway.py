@@ -51,7 +51,7 @@ class _Server(Server):
 class RunningGateway:
     """An async context manager.  `around` wraps the application as a middleware would; `settings.port` is always 0.
 
-    Where the settings name an upstream it is that, and not the puppets, that is asked.
+    Where the settings name an upstream or a pool it is that, and not the puppets, that is asked.
     """
 
     def __init__(
@@ -65,7 +65,8 @@ class RunningGateway:
         self.settings = replace(settings or Settings(journal="memory:"), port=0)
         self.puppets = puppets or Puppets()
         self.clock = clock or ManualClock()
-        self.gateway = Gateway(self.settings, {}, self.clock, None if self.settings.upstream else self.puppets)
+        own = self.settings.upstream or self.settings.pool
+        self.gateway = Gateway(self.settings, {}, self.clock, None if own else self.puppets)
         self.address = ""
         self.server = _Server(self.gateway, self._started, around(self.gateway) if around else None)
 

@@ -2,7 +2,7 @@
 -- `record` is the terminal record with `mark` where its seq belongs.
 local record, mark, overhead, now, expires = unpack(ARGV, 6, 10)
 
-local told = redis.call('HMGET', STREAM, 'status', 'epoch', 'highest', 'bytes')
+local told = redis.call('HMGET', STREAM, 'status', 'epoch', 'highest', 'bytes', 'writer')
 if not told[1] then
   return { UNKNOWN }
 end
@@ -17,5 +17,5 @@ redis.call('HSET', STREAM, 'epoch', told[2] + 1, 'highest', seq, 'first', seq, '
 finish('cancelled', now, expires)
 local total = redis.call('INCRBY', BYTES, weight)
 keep()
-wake()
+wake(told[5])
 return { OK, numbers(), total }

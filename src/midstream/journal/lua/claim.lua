@@ -17,6 +17,6 @@ if told[4] ~= nonce then
   redis.call('HSET', STREAM, 'epoch', told[2] + 1, 'writer', process, 'nonce', nonce)
   redis.call('HSET', OPEN, id, process)
   keep()
-  wake()
+  wake(told[3])
 end
 return { OK, numbers() }

@@ -7,7 +7,7 @@ if due ~= '' then
     return { CHANGED }
   end
 end
-local told = redis.call('HMGET', STREAM, 'bytes', 'fold')
+local told = redis.call('HMGET', STREAM, 'bytes', 'fold', 'writer')
 local size = 0
 if told[1] then
   size = told[1] + told[2] + redis.call('HSTRLEN', STREAM, 'request')
@@ -20,5 +20,5 @@ local total = redis.call('INCRBY', BYTES, 0 - size) -- Lua's -0 is no integer to
 if redis.call('PTTL', BYTES) < 0 then
   redis.call('PEXPIRE', BYTES, ttl)
 end
-wake()
+wake(told[3])
 return { OK, total }

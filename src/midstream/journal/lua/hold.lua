@@ -1,11 +1,16 @@
--- This process's lowest reader stands at `position`; without one there is none any more.
-local position, term = unpack(ARGV, 6, 7)
+-- This process's lowest reader stands at `position`; without one there is none any more, and its leaving was an access
+-- (at `now`) of an open stream: who writes it counts from then how long nobody reads it.
+local position, term, now = unpack(ARGV, 6, 8)
 
-if redis.call('EXISTS', STREAM) == 0 then
+local told = redis.call('HMGET', STREAM, 'access', 'status')
+if not told[1] then
   return { UNKNOWN }
 end
 if position == '' then
   redis.call('HDEL', HOLDS, process)
+  if told[2] == 'open' and tonumber(now) > tonumber(told[1]) then
+    redis.call('HSET', STREAM, 'access', now)
+  end
   return { OK }
 end
 local time = redis.call('TIME')

@@ -7,8 +7,12 @@ local function numbers()
   return redis.call('HMGET', STREAM, unpack(FIELDS))
 end
 
-local function wake()
+-- Tell who waits for the stream; and `writer`, who listens to nobody else's streams, that this was done to it.
+local function wake(writer)
   redis.call(publish, channel, process .. ' ' .. id)
+  if writer and writer ~= process then
+    redis.call(publish, channel .. ':' .. writer, process .. ' ' .. id)
+  end
 end
 
 -- Have every key of the stream, and what it shares with others, for `ttl` more.
