@@ -2,7 +2,7 @@
 
     MidstreamError
     ├── RequestError            the caller's to mend; the same request fails again
-    │   ├── Unauthorized · ForbiddenOrigin · WrongHost
+    │   ├── Unauthorized · Forbidden · ForbiddenOrigin · WrongHost
     │   ├── BadRequest · BadCursor · UnsupportedMediaType · TooLarge · MethodNotAllowed · NotFound
     │   ├── WrongStream · UnknownStream · UnknownModel · IdempotencyMismatch
     ├── PositionError           the position cannot be honoured: restart, or take the snapshot
@@ -50,6 +50,12 @@ class Unauthorized(RequestError):
     """No key, an unknown one, or two that differ."""
 
     code = "unauthorized"
+
+
+class Forbidden(RequestError):
+    """A good key, but not one marked `:admin`, which this route is for."""
+
+    code = "forbidden"
 
 
 class ForbiddenOrigin(RequestError):

@@ -50,6 +50,7 @@ CORS_METHODS: Final = "GET, POST, DELETE"
 CORS_ALLOW: Final = (
     "Authorization, apikey, Content-Type, Last-Event-ID, Idempotency-Key, Midstream-Stream-Id, Model, "
     "Connect-Protocol-Version, Connect-Timeout-Ms, X-Grpc-Web, X-User-Agent, Grpc-Timeout, "
+    "Client-Agent, "  # clients of a pool
     # What OpenAI's SDK sends from a page.
     "OpenAI-Beta, OpenAI-Organization, OpenAI-Project, X-Stainless-Arch, X-Stainless-Helper-Method, X-Stainless-Lang, "
     "X-Stainless-OS, X-Stainless-Package-Version, X-Stainless-Poll-Helper, X-Stainless-Retry-Count, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -141,6 +142,10 @@ class GatewayProcess:
         port = urlsplit(self.address).port
         assert port is not None
         return port
+
+    def reload(self) -> None:
+        """SIGHUP: the keys file is read again."""
+        self._process.send_signal(signal.SIGHUP)
 
     def kill(self) -> None:
         """SIGKILL: no farewell to anyone. Once more does nothing."""

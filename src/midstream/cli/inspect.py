@@ -1,31 +1,38 @@
-"""What a gateway keeps: the streams of your key with their counters, or one of them whole."""
+"""What a gateway keeps: the streams of your key with their counters, one of them whole, or its worker pool."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 
-from midstream.cli import exits
+from midstream.cli import exits, inspect_pool
 from midstream.cli.gateway import add_gateway, key_of, refusal
+from midstream.cli.table import Column, age, draw, fit, size
 from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed
 from midstream.client import Client, UnexpectedAnswer, Unreachable
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, NotFound
 
-HELP = "show the streams a gateway keeps, and their counters"
+HELP = "show the streams a gateway keeps, and their counters; or its worker pool"
 
 _TIMEOUT = 10.0
 _STYLES = {"open": "cyan", "done": "green", "failed": "red", "cancelled": "yellow"}
-_COLUMNS = ("STREAM", "STATUS", "AGE", "MODEL", "HIGHEST", "RETAINED", "ACKED", "READERS", "BYTES")
-_TEXT_COLUMNS = {"STREAM", "STATUS", "MODEL"}
-# What a narrow terminal goes without, in this order: a table whose lines are broken is none.
-_DROPPED_FIRST = ("ACKED", "RETAINED", "BYTES", "READERS", "MODEL", "AGE")
-_MODEL_WIDTH = 24
+# A narrow terminal goes without some of them.
+_COLUMNS = (
+    Column("STREAM", text=True),
+    Column("STATUS", text=True, styles=_STYLES),
+    Column("AGE", spare=6),
+    Column("MODEL", text=True, most=24, spare=5),
+    Column("HIGHEST"),
+    Column("RETAINED", spare=2),
+    Column("ACKED", spare=1),
+    Column("READERS", spare=4),
+    Column("BYTES", spare=3),
+)
 # Home, and clear what is below: what was there is overwritten without a flicker.
 _REDRAW = "\x1b[H\x1b[J"
 # The terminal's other screen, which leaves what stood on the first one as it was.
@@ -34,7 +41,10 @@ _OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "stream_id", nargs="?", metavar="STREAM_ID", help="show this one whole (without: all, as a table)"
+        "stream_id",
+        nargs="?",
+        metavar="STREAM_ID",
+        help="show this one whole (without: all, as a table); `pool`: the worker pool, for a key marked :admin",
     )
     add_gateway(parser)
     shape = parser.add_mutually_exclusive_group()
@@ -60,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Print what there is; returns an exit code of `exits`."""
     console = Console()
     try:
-        if args.text and (args.stream_id is None or args.watch):
+        if args.text and (args.stream_id in (None, inspect_pool.NAME) or args.watch):
             raise ValueError("--text prints the answer of one STREAM_ID, once")
         client = Client(args.gateway, key=key_of(args), timeout=_TIMEOUT)
     except ValueError as error:
@@ -83,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
 def _wording(error: MidstreamError, args: argparse.Namespace) -> str:
     if isinstance(error, Unreachable) and "status" not in error.facts:
         return f"no answer from {args.gateway}: {error}; is the gateway running?"
+    if isinstance(error, NotFound) and args.stream_id == inspect_pool.NAME:
+        return "this gateway has no pool; one that is started with --pool has"
     return refusal(error, args)
 
 
@@ -119,21 +131,28 @@ class _Look:
                 drawing = self._console.styled(_wording(error, self._args), "yellow") + "\n"
             if redraw:
                 title = f"{self._args.gateway} · {time.strftime('%H:%M:%S')} · Ctrl-C ends"
-                drawing = _REDRAW + self._console.styled(title, "dim") + "\n" + _fit(drawing)
+                drawing = _REDRAW + self._console.styled(title, "dim") + "\n" + fit(drawing)
             self._console.raw(drawing if redraw or self._args.json else drawing + "\n")
             time.sleep(self._args.every)
 
     def _drawing(self) -> str:
         stream_id = self._args.stream_id
-        told = self._client.state(stream_id) if stream_id is not None else self._client.streams()
+        told = self._told(stream_id)
         if self._args.json:
             return orjson.dumps(told).decode() + "\n"
+        if stream_id == inspect_pool.NAME:
+            return inspect_pool.tables(self._console, told, self._args.gateway)
         if stream_id is not None:
             return self._whole(told)
         states = told.get("streams")
         if not isinstance(states, list):
             raise UnexpectedAnswer("a list without streams: is this a Midstream gateway?")
         return self._table(sorted(states, key=lambda state: -_number(state, "created_at")))
+
+    def _told(self, stream_id: str | None) -> dict[str, Any]:
+        if stream_id is None:
+            return self._client.streams()
+        return self._client.pool() if stream_id == inspect_pool.NAME else self._client.state(stream_id)
 
     def _text(self) -> int:
         """The answer so far, raw; what is missing or unfinished is said on stderr."""
@@ -149,17 +168,7 @@ class _Look:
         if not states:
             return "no streams\n"
         now = time.time()
-        rows = [_row(state, now) for state in states]
-        widths = [max(len(row[at]) for row in [list(_COLUMNS), *rows]) for at in range(len(_COLUMNS))]
-        if self._console.out_is_terminal:
-            widths = _narrowed(widths, shutil.get_terminal_size().columns)
-        lines = [self._console.styled(_line(_COLUMNS, widths), "dim")]
-        for row in rows:
-            status = row[1]
-            line = self._console.styled(_line(row, widths))
-            # After the aligning, since colour takes no room; the id in front of it is never a status.
-            lines.append(line.replace(f" {status}", f" {self._console.styled(status, _STYLES.get(status, ''))}", 1))
-        return "\n".join(lines) + "\n"
+        return draw(self._console, _COLUMNS, [_row(state, now) for state in states])
 
     def _whole(self, state: dict[str, Any]) -> str:
         now = time.time()
@@ -172,37 +181,17 @@ class _Look:
 
 
 def _row(state: dict[str, Any], now: float) -> list[str]:
-    model = str(state.get("model", ""))
     return [
         str(state.get("stream_id")),
         str(state.get("status")),
         age(now - _number(state, "created_at")),
-        model if len(model) <= _MODEL_WIDTH else model[: _MODEL_WIDTH - 1] + "…",
+        str(state.get("model", "")),
         _count(state, "highest_seq"),
         _count(state, "retained_records"),
         _count(state, "acked_seq"),
         _count(state, "readers"),
         size(_number(state, "retained_bytes")),
     ]
-
-
-def _narrowed(widths: list[int], room: int) -> list[int]:
-    """The widths, with 0 for each column that has to go."""
-    kept = list(widths)
-    for name in _DROPPED_FIRST:
-        if sum(width + 2 for width in kept if width) - 2 <= room:
-            break
-        kept[_COLUMNS.index(name)] = 0
-    return kept
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    parts = [
-        cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
-        for cell, width, column in zip(cells, widths, _COLUMNS, strict=True)
-        if width
-    ]
-    return "  ".join(parts)
 
 
 def _readers(state: dict[str, Any], now: float) -> str:
@@ -237,32 +226,3 @@ def _number(state: dict[str, Any], name: str) -> float:
 def _count(state: dict[str, Any], name: str) -> str:
     value = state.get(name)
     return f"{value:,}" if isinstance(value, int) else "–"
-
-
-def age(seconds: float) -> str:
-    """A time that has passed, in its largest unit: 3s, 12m, 5h, 2d."""
-    seconds = max(0.0, seconds)
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= length:
-            return f"{int(seconds // length)}{unit}"
-    return f"{int(seconds)}s"
-
-
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1024: 512 B, 3.4 KiB."""
-    if count < 1024:
-        return f"{int(count)} B"
-    for unit in ("KiB", "MiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.1f} {unit}"
-    return f"{count / 1024:.1f} GiB"
-
-
-def _fit(drawing: str) -> str:
-    """As many lines as the terminal has room for, under the title."""
-    room = max(2, shutil.get_terminal_size().lines - 2)
-    lines = drawing.splitlines()
-    if len(lines) <= room:
-        return drawing
-    return "\n".join([*lines[: room - 1], f"… and {len(lines) - room + 1} more"]) + "\n"

@@ -102,6 +102,10 @@ class Gateway(ABC, Generic[Reply]):
         """`{"streams": [state, …]}`: those of this key's owner."""
         return self._call(Call("GET", "/v1/streams"))
 
+    def pool(self) -> Reply:
+        """The gateway's worker pool: workers, queue, leases and ledger.  For keys marked `:admin`."""
+        return self._call(Call("GET", "/v1/pool"))
+
     def state(self, stream_id: str) -> Reply:
         """Its status and counters."""
         return self._call(Call("GET", f"{stream_path(stream_id)}/state"))

@@ -36,6 +36,10 @@ CHECK_IN = 30.0
 _REMEMBERED = 10_000
 _MOST_AT_ONCE = 20
 
+# How far `Jobs.streaming` has come: expiry and key of a request.
+Position = tuple[float, int]
+START: Position = (float("-inf"), 0)
+
 
 class Jobs:
     """`url` is that of a `Database`; `clock` gives seconds since 1970.  Raises ValueError for a URL that is none.
@@ -176,10 +180,16 @@ class Jobs:
         values = {"place": self._place}
         return await self._db.read(partial(_generations, statement=queries.LEASED_HERE, values=values))
 
-    async def streaming(self) -> list[tuple[str, str]]:
-        """Waiting requests of this place that are answered on a stream: (request, stream)."""
-        rows = await self._db.read(partial(_rows, statement=queries.STREAMING, values={"place": self._place}))
-        return [(row.id, row.stream_id) for row in rows]
+    async def streaming(self, after: Position = START) -> tuple[list[tuple[str, str]], Position]:
+        """Waiting requests of this place that are answered on a stream: (request, stream), and where to go on.
+
+        A page of them; after the last one it begins at the `START` again.
+        """
+        expires_at, number = after
+        values = {"place": self._place, "expires_at": expires_at, "number": number}
+        rows = await self._db.read(partial(_rows, statement=queries.STREAMING, values=values))
+        following = (rows[-1].expires_at, rows[-1].number) if len(rows) == queries.SWEEP else START
+        return [(row.id, row.stream_id) for row in rows], following
 
     async def standings(self, requests: Sequence[str]) -> dict[str, Standing]:
         """How these stand, in one statement.  Those that are unknown are left out."""
@@ -201,8 +211,16 @@ class Jobs:
         return await self._db.read(partial(_generations, statement=queries.UNSETTLED, values=values))
 
     async def expire(self, now: float) -> list[Request]:
-        """Fail requests that waited for too long, and return them; forget what ended long ago."""
-        return await self._db.write(partial(outcomes.expire, now=now), _not_landed)
+        """Fail requests that waited for too long, and return them; forget what ended long ago.
+
+        All of it, in transactions of a size that lets others have their turn.
+        """
+        over: list[Request] = []
+        more = True
+        while more:
+            some, more = await self._db.write(partial(outcomes.expire, now=now), _not_landed)
+            over += some
+        return over
 
     async def queue_position(self, request: str) -> int:
         """How many requests with open slots are before it.  Raises UnknownRequest."""

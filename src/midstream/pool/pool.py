@@ -18,12 +18,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
+from midstream.errors import MidstreamError
 from midstream.pool import matching
 from midstream.pool.attending import Attendance, Attending
-from midstream.pool.errors import PoolUnavailable, UnknownRequest
+from midstream.pool.errors import PoolUnavailable, UnknownRequest, WrongCredentials
 from midstream.pool.jobs import Jobs
 from midstream.pool.leases import Leases
 from midstream.pool.overview import Overview
@@ -44,6 +46,7 @@ from midstream.pool.shapes import (
 from midstream.wire import POOL_BYTES_PER_TOKEN, POOL_POLL_EVERY, POOL_WORKER_GONE
 
 _log = logging.getLogger("midstream")
+T = TypeVar("T")
 
 # How often what workers declare is read anew, in seconds.  A worker of this gateway's counts at its first pop.
 _REFRESH_EVERY = 5.0
@@ -163,8 +166,28 @@ class Pool:
     async def pop(self, worker: Declaration, key_digest: bytes) -> Popped:
         """A job for the worker, or none.  `key_digest` is of the key that its posts must come with.
 
-        Raises WrongCredentials where the worker's name is another owner's.
+        Where the caller is cancelled meanwhile, nobody has got it.  Raises WrongCredentials where the worker's name is
+        another owner's.
         """
+        popping = self._hold(asyncio.create_task(self._pop(worker, key_digest)))
+        try:
+            return await asyncio.shield(popping)
+        except asyncio.CancelledError:
+            self.later(self._withdraw(popping))
+            raise
+
+    async def _withdraw(self, popping: asyncio.Task[Popped]) -> None:
+        with suppress(WrongCredentials):
+            await self.take_back(await popping)
+
+    async def take_back(self, popped: Popped) -> None:
+        """What a pop gave did not reach its worker: others may have it at once, and it is nobody's fault."""
+        for generation, _ in popped.given:
+            await self.jobs.end(generation.id, reoffer=True)
+            if generation.streams:
+                await self.leases.end(generation.id, marker=False)
+
+    async def _pop(self, worker: Declaration, key_digest: bytes) -> Popped:
         popped = await self.jobs.pop(worker)
         self._popped.pop(worker.name, None)
         self._popped[worker.name] = worker, self._clock()
@@ -185,7 +208,7 @@ class Pool:
         try:
             if await self.leases.grant(lease):
                 return True
-        except PoolUnavailable:
+        except (PoolUnavailable, MidstreamError):  # it is away, or takes nothing
             await self.jobs.end(generation.id, reoffer=True)
             raise
         await self.jobs.cancel(request.id)
@@ -267,7 +290,9 @@ class Pool:
 
     def later(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
         """Do it in a task that this pool holds, and waits for when it stops; what it raises is logged."""
-        task = asyncio.create_task(self._guarded(work))
+        return self._hold(asyncio.create_task(self._guarded(work)))
+
+    def _hold(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

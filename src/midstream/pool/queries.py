@@ -103,11 +103,13 @@ ADD = insert(request).returning(request.c.number)
 ADD_SELECTORS = insert(selector)
 HOLDS = select(request).where(request.c.id == _id)
 BY_STREAM = select(request).where(request.c.stream_id == bindparam("stream_id"))
-# Requests whose streams are written at this place, while they may still cost something.
+# Requests whose streams are written at this place, while they may still cost something: the next page of them.
+_after = bindparam("expires_at")
 STREAMING = (
-    select(request.c.id, request.c.stream_id)
+    select(request.c.expires_at, request.c.number, request.c.id, request.c.stream_id)
     .where(text("status = 'waiting'"), request.c.stream_id.is_not(None), request.c.place == bindparam("place"))
-    .order_by(request.c.expires_at)
+    .where(or_(request.c.expires_at > _after, and_(request.c.expires_at == _after, request.c.number > _number)))
+    .order_by(request.c.expires_at, request.c.number)
     .limit(SWEEP)
 )
 STANDINGS = (

@@ -98,6 +98,7 @@ class Gateway:
             self.observer.watch_pool(self.pooled.pool)
         self.inference = Inference(self.streams, self.sources)
         self.ready = False
+        self.metrics: Callable[[], Awaitable[bytes]] = self._own_metrics
         self.app: ASGIApp = self._guarded()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,6 +108,11 @@ class Gateway:
     def pool(self) -> Pool | None:
         """The worker pool, where there is one."""
         return self.pooled.pool if self.pooled is not None else None
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether what open streams wait for is posted to this process, and can be to no other."""
+        return self.pooled is not None and not self.pooled.pool.shared
 
     async def _proceed(self, state: StreamState) -> Producer | None:
         return await proceed(self.streams, self.sources, state)
@@ -250,8 +256,11 @@ class Gateway:
             return json_response({"status": "ready", "journal": self.journal.traits.name})
         return json_response({"status": "not ready"}, 503, {"retry-after": "1"})
 
+    async def _own_metrics(self) -> bytes:
+        return self.observer.page()
+
     async def _metrics(self, request: Request) -> Response:
-        return Response(self.observer.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(await self.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _openapi(self, request: Request) -> Response:
         document = describe(version("midstream"))

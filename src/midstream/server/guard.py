@@ -21,8 +21,8 @@ from midstream.wire import CORS_ALLOW, CORS_EXPOSE, CORS_METHODS, GRPC_SERVICE, 
 
 _log = logging.getLogger("midstream")
 
-# No key needed: the page and its parts, what a probe or a scraper asks, and the description of the rest.
-_PUBLIC = frozenset({"/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/favicon.ico"})
+# No key needed: the pages and their parts, what a probe or a scraper asks, and the description of the rest.
+_PUBLIC = frozenset({"/", "/pool", "/healthz", "/readyz", "/metrics", "/openapi.json", "/favicon.ico"})
 _PUBLIC_PREFIX = "/web/"
 
 

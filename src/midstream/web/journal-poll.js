@@ -1,5 +1,6 @@
 // @ts-check
 /** Looks at a stream's counters a few times a second while it is open and the page is seen. */
+import { Poll } from "./poll.js";
 
 const EVERY_MS = 350;
 const AFTER_ERROR_MS = 2_000;
@@ -8,8 +9,7 @@ export class JournalPoll {
   #client;
   #streamId;
   #show;
-  #stopped = false;
-  #wake = () => {};
+  #poll;
 
   /**
    * @param {import("./midstream.js").Client} client
@@ -20,34 +20,23 @@ export class JournalPoll {
     this.#client = client;
     this.#streamId = streamId;
     this.#show = show;
-    this.#run();
+    this.#poll = new Poll(() => this.#look(), EVERY_MS);
   }
 
   stop() {
-    this.#stopped = true;
-    this.#wake();
+    this.#poll.stop();
   }
 
   /** Looks once more at once, also after the end. */
   refresh() {
-    this.#wake();
-  }
-
-  async #run() {
-    while (!this.#stopped) {
-      const delayMs = document.hidden ? EVERY_MS : await this.#look();
-      await new Promise((/** @type {(value?: unknown) => void} */ resolve) => {
-        this.#wake = () => resolve();
-        if (delayMs !== null) setTimeout(resolve, delayMs);
-      });
-    }
+    this.#poll.refresh();
   }
 
   /** @returns {Promise<number | null>} when to look again; null: when asked */
   async #look() {
     try {
       const state = await this.#client.state(this.#streamId);
-      if (!this.#stopped) this.#show(state);
+      if (!this.#poll.stopped) this.#show(state);
       return state.status === "open" ? EVERY_MS : null;
     } catch (error) {
       const { status = 0 } = /** @type {{status?: number}} */ (error);

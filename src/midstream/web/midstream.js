@@ -535,6 +535,11 @@ export class Client {
     return data.map((/** @type {{id: string}} */ model) => model.id);
   }
 
+  /** The worker pool: workers, queue, leases, ledger. For keys marked `:admin`. */
+  pool() {
+    return this.#json("GET", "v1/pool");
+  }
+
   /**
    * One HTTP exchange: a 2xx response, else a `MidstreamError`.
    * @param {string} method

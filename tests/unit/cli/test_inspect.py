@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from midstream.cli import exits, main
-from midstream.cli.inspect import age, size
+from midstream.cli.table import age, size
 from tests.unit.cli.program import finish, on_terminal, start
 from tests.unit.client.odd_gateway import STREAM, OddGateway, in_thread
 

@@ -137,6 +137,27 @@ async def test_dead_worker_is_replaced_within_a_term_a_third_and_one_sweep(here:
     assert await here.balances() == (-20, 20)
 
 
+async def test_submit_in_the_instant_of_a_sweep_does_not_keep_others_from_their_turn(
+    here: House, monkeypatch: Any
+) -> None:
+    """One that was nominated is handed in before it is looked at; the next one's worker is dead."""
+    _, first = await leased(here)
+    here.clock.advance(1)
+    dead, _ = await leased(here)
+    here.clock.advance(TERM + TERM / 3 + 1)
+    lost = here.leases.lost
+
+    async def meanwhile(generation: str) -> bool:
+        if generation == first.id:
+            await here.finish(first, "x")
+        return await lost(generation)
+
+    monkeypatch.setattr(here.leases, "lost", meanwhile)
+    await here.sweep()
+    assert (await here.jobs.request(dead.id)).faults == 1
+    assert await here.balances() == (-20, 20)
+
+
 async def test_renewal_that_did_not_get_through_costs_nobody_the_job(here: House) -> None:
     """SQL only nominates: the lease is alive, so it is SQL that is set right."""
     request, generation = await leased(here)
@@ -162,6 +183,34 @@ async def test_lease_store_that_is_away_at_pop_leaves_the_job_to_others(here: Ho
     generation = await here.pop()
     assert generation.request == request.id
     assert (await here.jobs.request(request.id)).faults == 0
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_pop_that_nobody_waits_for_any_more_leaves_the_job_to_others(here: House, streams: bool) -> None:
+    """Its caller is cancelled when the database has just given it the job: no fault is counted, no lease left."""
+    request = await here.pool.enqueue(replace(ASK, streams=streams))
+    popping = asyncio.create_task(here.pop())
+    loop, engine = asyncio.get_running_loop(), here.jobs._db.engine
+    event.listen(engine, "commit", lambda _: loop.call_soon_threadsafe(popping.cancel), once=True)
+    with pytest.raises(asyncio.CancelledError):
+        await popping
+    await here.quiet()
+    assert await here.leases.held() == []
+    generation = await here.pop()
+    assert generation.request == request.id
+    assert (await here.jobs.request(request.id)).faults == 0
+
+
+async def test_pop_that_is_cancelled_without_a_job_leaves_nothing(here: House, caplog: Any) -> None:
+    """Nor one whose worker's name is another owner's."""
+    for worker in (WORKER, replace(WORKER, owner="eve")):
+        popping = asyncio.create_task(here.pool.pop(worker, KEY))
+        await asyncio.sleep(0)
+        popping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await popping
+    await here.quiet()
+    assert not caplog.records
 
 
 async def test_submit_counts_though_the_lease_store_is_away(here: House, monkeypatch: Any) -> None:
@@ -453,13 +502,18 @@ async def test_overview_shows_who_works_what_runs_and_who_was_paid(here: House) 
     _, generation = await leased(here)
     await here.finish(generation, "x" * 100)
     request, generation = await leased(here)
+    waiting = await here.pool.enqueue(ASK)
+    here.clock.advance(1.0)
+    assert (await here.pool.pop(replace(WORKER, models=("other",)), KEY)).given == []
     seen = await here.pool.overview()
     assert [worker.name for worker in seen.workers] == ["worker"]
-    assert [one.id for one in seen.queue] == [request.id]
-    assert [lease.generation for lease in seen.leases] == [generation.id]
+    assert seen.seen == {"worker": here.clock()}
+    assert [one.id for one in seen.queue] == [waiting.id]
+    assert [(one.request, one.generation) for one in seen.running] == [(request.id, generation.id)]
+    assert [lease.generation for lease in seen.leases.values()] == [generation.id]
     assert [(row.payer, row.payee, row.units) for row in seen.ledger] == [("ada", "bob", 25)]
     await here.pool.refresh()
-    assert (here.pool.totals.waiting, here.pool.totals.running, here.pool.totals.units) == (0, 1, 25)
+    assert (here.pool.totals.waiting, here.pool.totals.running, here.pool.totals.units) == (1, 1, 25)
 
 
 async def test_generation_streams_only_where_its_lease_can_be(tmp_path: Path) -> None:
