@@ -11,6 +11,7 @@ from uuid import uuid4
 import openai
 import pytest
 import pytest_asyncio
+from starlette.middleware.gzip import GZipMiddleware
 
 from midstream.cli.model import Model
 from midstream.producers.sources import continuation
@@ -57,6 +58,21 @@ async def test_a_response_is_resumed_while_it_is_said(here: Here) -> None:
     rest = await every(third)
     assert await every(second) == [*(await here.after(response_id, 4))[:1], *rest]
     assert [event.sequence_number for event in await every(first)] == list(range(1, 10))
+
+
+async def test_a_long_response_goes_on_behind_every_one_of_its_events(here: Here) -> None:
+    """Where the records that a resume passes over are more than one page of a reader (I3)."""
+    response_id, events = await here.told("a" * 600_000, "b" * 300_000, "c")
+    assert sum(event.type.endswith("text.delta") for event in events) > 5
+    for event in events:
+        assert await here.after(response_id, event.sequence_number) == events[event.sequence_number + 1 :]
+
+
+async def test_middleware_around_changes_nothing() -> None:
+    """Where the server's own way past it is closed, and an end is too large to be one piece."""
+    async with responding(around=GZipMiddleware) as here:
+        response_id, events = await here.told("a" * 100_000)
+        assert await here.after(response_id, 3) == events[4:]
 
 
 async def test_the_sdks_own_way_to_resume_replays_and_filters(here: Here) -> None:

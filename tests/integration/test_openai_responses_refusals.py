@@ -145,7 +145,9 @@ async def test_behind_the_last_event_there_is_nothing(here: Here) -> None:
     assert answer.headers["content-type"].startswith("text/event-stream")
 
 
-@pytest.mark.parametrize("query", ["stream=1", "stream=", "stream=true&stream=true", "starting_afer=3"])
+@pytest.mark.parametrize(
+    "query", ["stream=1", "stream=", "stream=true&stream=true", "starting_afer=3", "starting_after=3"]
+)
 async def test_a_query_that_is_not_understood_is_refused(here: Here, query: str) -> None:
     """A slip in it would give another answer than was asked for."""
     response_id, _ = await here.told()

@@ -244,6 +244,20 @@ async def test_client_that_waits_for_its_headers_is_there(puppeteer: Site) -> No
     assert events((await soon(waiting)).body)[-1].data == b"[DONE]"
 
 
+async def test_client_that_waits_for_its_headers_as_its_gateway_leaves_is_told_where_to_go_on() -> None:
+    """The answer goes on elsewhere: to send its client away without the place would have it made, and paid, twice."""
+    async with site(journal=shared().url(f"t{uuid4().hex}")) as here:
+        opening = asyncio.ensure_future(here.http.open("POST", CHAT, json=HELLO | {"model": "puppet", "stream": True}))
+        await here.puppets.next()
+        await here.gateway.streams.drain(0)
+        reader = await soon(opening)
+        await here.gateway.idle(reader.headers[H_STREAM_ID])
+        await here.gateway.streams.close()
+        last = json.loads(events(await soon(reader.read()))[-1].data)["error"]
+        assert last["code"] == "interrupted"
+        assert reader.headers["Location"] in last["message"]
+
+
 @pytest.mark.parametrize("wanted", ["", "native", "OpenAI", "openai&format=openai"])
 async def test_any_other_format_is_refused(puppeteer: Site, wanted: str) -> None:
     ada = puppeteer.http.keyed(ADA)
@@ -445,6 +459,14 @@ async def test_every_refusal_has_the_vendors_shape(puppeteer: Site) -> None:
     vendors(await ada.sending(Origin="http://evil.example").post(CHAT, HELLO), 403, "forbidden_origin")
     vendors(await ada.post(CHAT, HELLO, {"Idempotency-Key": "x" * 300}), 400, "bad_request")
     assert puppeteer.puppets.begun == 0
+
+
+async def test_a_name_that_no_model_has_is_not_asked_for(here: Site, upstream: MisbehavingUpstream) -> None:
+    """It would stand in every chunk that every reader is sent, where an upstream takes any name."""
+    assert (await asked(here.http, "m" * 1024)).status == 200
+    begun = len(upstream.requests)
+    vendors(await asked(here.http, "m" * 1025), 404, "model_not_found", "model")
+    assert len(upstream.requests) == begun
 
 
 async def test_deep_nesting_is_refused(puppeteer: Site) -> None:

@@ -15,6 +15,7 @@ from midstream import rules
 from midstream.codec import native
 from midstream.codec.fold import decode, encode
 from midstream.codec.responses import ResponseEvents, whole_response
+from midstream.codec.responses_parts import Shared
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish, Fold, Frame, StreamMeta
 
@@ -68,10 +69,6 @@ def told(chunks: list[Chunk], end: str) -> list[Frame]:
     return frames
 
 
-def split(rendered: bytes) -> list[bytes]:
-    return [event + b"\n\n" for event in rendered.split(b"\n\n")[:-1]]
-
-
 def folded(frames: list[Frame]) -> Fold:
     """As a store keeps it."""
     fold = Fold()
@@ -85,7 +82,7 @@ def test_events_are_numbered_without_a_gap_and_are_what_the_sdk_knows(
 ) -> None:
     """Every event is one of the SDK's types, field by field; the last one tells the response."""
     frames, meta = told(chunks, end), meta_of(body)
-    events = split(ResponseEvents(meta).take(frames))
+    events = ResponseEvents(meta).take(frames)
     for number, event in enumerate(events):
         kind, data = event.decode().removesuffix("\n\n").split("\ndata: ", 1)
         fields = json.loads(data)
@@ -103,7 +100,7 @@ def test_any_split_into_batches_gives_the_same_events(
 ) -> None:
     """Numbers are the records', not the pages' they came in."""
     frames, meta = told(chunks, end), meta_of(body)
-    events, rendered, at = ResponseEvents(meta), b"", 0
+    events, rendered, at = ResponseEvents(meta), list[bytes](), 0
     for cut in [*sorted(cuts), len(frames)]:
         rendered += events.take(frames[at:cut])
         at = max(at, cut)
@@ -114,15 +111,16 @@ def test_any_split_into_batches_gives_the_same_events(
 def test_any_fold_and_any_position_give_the_rest(
     chunks: list[Chunk], end: str, body: dict[str, Any], where: float
 ) -> None:
-    """Whatever was dropped, and wherever a reader stands behind it, it is given the rest, byte for byte (I3, R9)."""
+    """Whatever was dropped, wherever a reader stands behind it and whatever others were told before, it is given the
+    rest, byte for byte (I3, R9)."""
     frames, meta = told(chunks, end), meta_of(body)
-    whole = split(ResponseEvents(meta).take(frames))
+    whole, shared = ResponseEvents(meta).take(frames), Shared()
     for dropped in range(len(frames) + (end == "open")):  # the terminal record is never dropped
         fold = encode(folded(frames[:dropped]))
-        first = ResponseEvents(meta, decode(fold)).number
+        first = ResponseEvents(meta, decode(fold), shared=shared).number
         for after in {first - 1, first - 1 + round(where * (len(whole) - first)), len(whole) - 1}:
-            events = ResponseEvents(meta, decode(fold), after)
-            assert split(events.take(frames[dropped:])) == whole[after + 1 :]
+            events = ResponseEvents(meta, decode(fold), after, shared)
+            assert events.take(frames[dropped:]) == whole[after + 1 :]
             assert events.number == len(whole)
 
 
@@ -130,7 +128,7 @@ def test_any_fold_and_any_position_give_the_rest(
 def test_deltas_add_up_to_what_is_done(chunks: list[Chunk], body: dict[str, Any]) -> None:
     """Item by item and part by part the text of the deltas is that of the done event, and of the whole response."""
     frames = told(chunks, "stop")
-    events = [json.loads(event.split(b"\ndata: ", 1)[1]) for event in split(ResponseEvents(meta_of(body)).take(frames))]
+    events = [json.loads(event.split(b"\ndata: ", 1)[1]) for event in ResponseEvents(meta_of(body)).take(frames)]
     said: dict[tuple[str, int], str] = {}
     finals: dict[tuple[str, int], str] = {}
     for event in events:

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import orjson
 
+from midstream.codec.openai import MAX_PARTS
+from midstream.codec.pieces import as_object, choice_of
 from midstream.codec.vendor import cancel_object, failure_object
 from midstream.records import Frame, Record, StreamMeta
 from midstream.wire import CANCELLED, COMPLETIONS_PATH, DONE, FAILED, START
@@ -44,7 +46,7 @@ _USAGE_FROM: Final = "usage_from_seq"
 class Style:
     """What is to be known of a stream beside its records: route and options of its first request.
 
-    `envelope` begins every object of it; `choices` is how many were asked for.
+    `envelope` begins every object of it; `choices` is how many were asked for, up to what any upstream may answer.
     """
 
     __slots__ = ("choices", "envelope", "text", "usage")
@@ -55,7 +57,7 @@ class Style:
         asked = body.get("n")
         self.text = kept.get("route") == COMPLETIONS_PATH
         self.usage = as_object(body.get("stream_options")).get("include_usage") is True
-        self.choices = asked if type(asked) is int else 1
+        self.choices = min(asked, MAX_PARTS) if type(asked) is int else 1
         self.envelope: dict[str, Any] = {
             "id": ("cmpl-" if self.text else "chatcmpl-") + meta.stream_id,
             "object": "text_completion" if self.text else "chat.completion.chunk",
@@ -113,9 +115,8 @@ class ChatEvents:
             return self._ending(data)
         if event == START:
             return [] if self._style.text else [self._role(0)]
-        index = data.get("choice", 0)
-        index = index if type(index) is int else 0
-        return [*self._first(index), self._chunk(data, choice_of(index, data, text=self._style.text))]
+        index = choice_of(data)
+        return [*self._first(index), self._chunk(data, _choice(index, data, text=self._style.text))]
 
     def _first(self, index: int) -> list[dict[str, Any]]:
         """The role of a choice that was asked for beside the first, with its first record."""
@@ -141,7 +142,7 @@ class ChatEvents:
         events = []
         upstream = as_object(data.get("upstream"))
         if data.get("finish_reason") is not None or upstream.keys() & {"choice", "delta"}:
-            events.append(self._chunk(data, choice_of(0, data, text=self._style.text)))
+            events.append(self._chunk(data, _choice(0, data, text=self._style.text)))
         elif upstream:
             events.append(self._chunk(data))
         usage = data.get("usage")
@@ -168,7 +169,7 @@ def plain_text(frame: Frame) -> bytes | None:
     return None
 
 
-def choice_of(index: int, data: dict[str, Any], *, text: bool) -> dict[str, Any]:
+def _choice(index: int, data: dict[str, Any], *, text: bool) -> dict[str, Any]:
     """The choice that a record speaks of, with everything the upstream said in and beside its delta."""
     upstream = as_object(data.get("upstream"))
     delta: dict[str, Any] = {}
@@ -209,8 +210,3 @@ def choices_in(frames: Iterable[Frame]) -> set[int]:
             index = Record.of(frame).json().get("choice")
             found |= {index} if type(index) is int else set()
     return found
-
-
-def as_object(value: Any) -> dict[str, Any]:
-    """Records hold what producers like: what should be an object and is none says nothing."""
-    return value if isinstance(value, dict) else {}

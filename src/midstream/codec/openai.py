@@ -31,7 +31,7 @@ _OBJECTS: Final = frozenset({"chat.completion.chunk", "chat.completion", "text_c
 # Far deeper than any real chunk, and below what orjson can write again (254).
 _MAX_DEPTH: Final = 64
 # As many choices, or tool calls in one delta, as no request asks for: each costs time of the loop and memory.
-_MAX_PARTS: Final = 2048
+MAX_PARTS: Final = 2048
 _MESSAGE_CHARS: Final = 2000
 _loads = orjson.loads
 
@@ -45,6 +45,7 @@ class ChatReader:
 
     __slots__ = (
         "_asked",
+        "_calls",
         "_chat",
         "_envelope",
         "_envelope_news",
@@ -65,6 +66,7 @@ class ChatReader:
         self._chat = route == "chat"
         self._asked = asked
         self._reasons: dict[int, str | None] = {}  # choice -> finish_reason, None while it runs
+        self._calls: set[tuple[int, int, str]] = set()  # of which choice, at which index, of which id
         self._known: dict[str, Any] = {}
         self._envelope_news: dict[str, Any] = {}  # what no chunk of ours carries yet
         self._last: dict[str, dict[str, Any]] = {}  # extras beside the only choice's finish_reason
@@ -137,7 +139,8 @@ class ChatReader:
             text = choice.pop("text", None)
             if choice == self._plain_choice and type(text) is str:
                 return text
-            choice["text"] = text
+            if text is not None:  # else there is none: what it says is in a delta, as some servers have it
+                choice["text"] = text
             return None
         delta = choice.pop("delta", None)
         if choice == self._plain_choice and type(delta) is dict:
@@ -184,6 +187,8 @@ class ChatReader:
             raise malformed("the upstream sent a delta that is no object")
         self._learn(choice, fields, delta)
         text, more, rest = _split(delta if self._chat or "text" not in choice else {"content": choice["text"]})
+        if calls := more.get("tool_calls"):
+            self._count_calls(index, calls)
         reason = fields.pop("finish_reason", None)
         if _says(logprobs := fields.pop("logprobs", None)):
             more["logprobs"] = logprobs
@@ -198,6 +203,15 @@ class ChatReader:
         if not text and not more:
             return late
         return [*late, Chunk(text, _of_choice(more, index) or None)]
+
+    def _count_calls(self, choice: int, calls: list[Any]) -> None:
+        for call in calls:
+            if isinstance(call, dict):
+                index, call_id = call.get("index"), call.get("id")
+                self._calls.add(
+                    (choice, index if type(index) is int else 0, call_id if isinstance(call_id, str) else "")
+                )
+        _refuse_many("tool calls", len(self._calls))
 
     def _meet(self, index: int) -> list[Chunk]:
         """A choice that was thought to be the only one turns out not to be: its finish_reason, held for `done`, is a
@@ -311,8 +325,8 @@ def _refuse_deep(value: Any, left: int) -> None:
 
 
 def _refuse_many(what: str, count: int) -> None:
-    if count > _MAX_PARTS:
-        raise malformed(f"the upstream sent over {_MAX_PARTS} {what}")
+    if count > MAX_PARTS:
+        raise malformed(f"the upstream sent over {MAX_PARTS} {what}")
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -85,6 +85,11 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def as_object(value: Any) -> dict[str, Any]:
+    """The value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
 def _arguments(call: dict[str, Any]) -> str:
     function = call.get("function")
     arguments = function.get("arguments") if isinstance(function, dict) else None

@@ -17,21 +17,23 @@ text, same number of events).  A function call is an item that stays open to the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import orjson
 
 from midstream.codec.chat import plain_text
 from midstream.codec.pieces import CALL, REASONING, REFUSAL, TEXT, Piece, choice_of, merge_call, pieces
-from midstream.codec.responses_object import OPEN_ENDED, Ending, ResponseObject, asked_of, asks_summary, ending
+from midstream.codec.responses_object import LOGPROBS, OPEN_ENDED, Ending, ResponseObject, ending
 from midstream.codec.responses_parts import (
     FAMILIES,
     MESSAGE,
     SUMMARIES,
     Item,
     OpenPart,
+    Shared,
     delta_template,
+    entries_of,
     json_list,
     logprobs_json,
 )
@@ -41,23 +43,24 @@ from midstream.wire import START, TERMINAL, TOKEN
 _dumps = orjson.dumps
 # Above every number: nothing is shown.
 _NOTHING: Final = 2**63
-LOGPROBS: Final = "message.output_text.logprobs"
 _IDS: Final = {MESSAGE: "msg", REASONING: "rs", CALL: "fc"}
 
 
 class ResponseEvents:
     """The events of one response, record after record, beginning after those that are in `fold`.
 
-    `number` is that of the next event.  Only events above `after` are shown.
+    `number` is that of the next event.  Only events above `after` are shown.  `shared` is what it has in common with
+    the other readers of the same response.
     """
 
-    def __init__(self, meta: StreamMeta, fold: Fold | None = None, after: int = -1) -> None:
+    def __init__(
+        self, meta: StreamMeta, fold: Fold | None = None, after: int = -1, shared: Shared | None = None
+    ) -> None:
         self.number = 0
+        self._shared = shared or Shared()
         self._stream_id = meta.stream_id
-        body = asked_of(meta)
-        self._object = ResponseObject(meta, body)
-        self._families = SUMMARIES if asks_summary(body) else FAMILIES
-        self._with_logprobs = LOGPROBS in (body.get("include") or ())
+        self._object = self._shared.once("object", lambda: ResponseObject(meta))
+        self._families = SUMMARIES if self._object.summary else FAMILIES
         self._output: list[bytes] = []  # of every item; b"" for those that are open
         self._item: Item | None = None
         self._part: OpenPart | None = None
@@ -80,26 +83,25 @@ class ResponseEvents:
         return (
             self._closed
             + sum(len(call.arguments) for call in self._calls)
-            + (len(part.text) + len(part.logprobs) if part is not None else 0)
+            + (part.text.size + part.logprobs.size if part is not None else 0)
         )
 
     # --- records ----------------------------------------------------------------------------------------------------
 
-    def take(self, frames: Iterable[Frame]) -> bytes:
-        """The events of these records, framed as server-sent events; b"" where there are none."""
-        events, after = self._events, self._after
+    def take(self, frames: Iterable[Frame]) -> list[bytes]:
+        """The events of these records, each framed as a server-sent event."""
+        after = self._after
         for frame in frames:
             part = self._plain
             if part is None or (text := plain_text(frame)) is None:
                 self._take(Record.of(frame))
             elif text != b'""':
-                part.text += text[1:-1]
+                part.text.add(text[1:-1])
                 number = self.number
                 self.number = number + 1
                 if number > after:
-                    events.append(part.delta % (number, text, b"[]"))
-        told = events[0] if len(events) == 1 else b"".join(events)
-        events.clear()
+                    self._events.append(part.delta % (number, text, b"[]"))
+        told, self._events = self._events, []
         return told
 
     def _take(self, record: Record) -> None:
@@ -118,29 +120,29 @@ class ResponseEvents:
             self._end(ending(record.event, data, data.get("finish_reason") or self._finish_reason))
 
     def _begin(self) -> None:
-        self._emit("response.created", response=self._object.told(b"[]"))
-        self._emit("response.in_progress", response=self._object.told(b"[]"))
+        for kind in ("response.created", "response.in_progress"):
+            self._emit_once(kind, lambda: {"response": self._object.told(b"[]")})
 
     def _say(self, piece: Piece, seam: Any) -> None:
         if piece.kind == CALL:
-            self._say_call(piece)
+            self._say_call(piece, {"seam": seam} if seam is not None else {})
             return
         part = self._opened(piece.kind)
         text = _dumps(piece.text)
-        part.text += text[1:-1]
+        part.text.add(text[1:-1])
         logprobs = b""
-        if self._with_logprobs and piece.logprobs:
-            part.logprobs += (logprobs := logprobs_json(piece.logprobs))
+        if self._object.logprobs and piece.logprobs:
+            part.logprobs.add(logprobs := logprobs_json(piece.logprobs))
         if seam is not None:  # what comes now another generation has said (I8)
             told = {"logprobs": json_list(logprobs)} if piece.kind == TEXT else {}
             self._emit(f"{part.family.events}.delta", **part.where, delta=piece.text, **told, seam=seam)
         else:
             self._emit_delta(part.delta, (text, b"[%b]" % logprobs[1:]) if piece.kind == TEXT else (text,))
 
-    def _say_call(self, piece: Piece) -> None:
+    def _say_call(self, piece: Piece, seam: dict[str, Any]) -> None:
         place = merge_call(self._calls, piece)
         if place == len(self._calls_at):
-            self._open_call(self._calls[place])
+            self._open_call(self._calls[place], **({} if piece.text else seam))
         if piece.text:
             at, _ = self._calls_at[place]
             self._emit(
@@ -148,17 +150,16 @@ class ResponseEvents:
                 item_id=self._id(CALL, at),
                 output_index=at,
                 delta=piece.text,
+                **seam,
             )
 
     def _end(self, how: Ending) -> None:
         if how.status in ("completed", "incomplete"):
             self._close_item(how.item)
             for call, (at, call_id) in zip(self._calls, self._calls_at, strict=True):
-                where = {"item_id": self._id(CALL, at), "output_index": at}
-                self._emit("response.function_call_arguments.done", **where, arguments=call.arguments.decode())
-                self._emit_item_done(at, self._call_json(call, at, call_id, how.item))
+                self._close_call(call, at, call_id, how.item)
         assert how.event is not None
-        self._emit(how.event, response=self.response(how))
+        self._emit_once(how.event, lambda: {"response": self.response(how)})
 
     # --- opening and closing ----------------------------------------------------------------------------------------
 
@@ -173,8 +174,10 @@ class ResponseEvents:
             self._close_item("completed")
             self._item = self._open_item(family.item)
         item = self._item
-        where = {"item_id": item.id, "output_index": item.at, family.place: len(item.parts)}
-        self._part = part = OpenPart(kind, family, where, delta_template(kind, family, where))
+        place = len(item.parts)
+        where = {"item_id": item.id, "output_index": item.at, family.place: place}
+        text, logprobs = self._shared.text((TEXT, item.at, place)), self._shared.text((LOGPROBS, item.at, place))
+        self._part = part = OpenPart(kind, family, where, delta_template(kind, family, where), text, logprobs)
         self._plain = part if kind == TEXT else None
         self._emit(f"{family.parts}.added", **where, part=orjson.Fragment(part.json()))
         return part
@@ -185,7 +188,7 @@ class ResponseEvents:
         self._emit("response.output_item.added", output_index=at, item=orjson.Fragment(item.json("in_progress")))
         return item
 
-    def _open_call(self, call: ToolCall) -> None:
+    def _open_call(self, call: ToolCall, **seam: Any) -> None:
         self._close_item("completed")
         at = self._next_place()
         # What is said of a call where it begins must stay, and be its own: an id that comes late is not taken up, nor
@@ -195,15 +198,15 @@ class ResponseEvents:
         self._call_ids.add(call_id)
         self._calls_at.append((at, call_id))
         item = orjson.Fragment(self._call_json(ToolCall(0, name=call.name), at, call_id, "in_progress"))
-        self._emit("response.output_item.added", output_index=at, item=item)
+        self._emit("response.output_item.added", output_index=at, item=item, **seam)
 
     def _close_part(self) -> None:
         part, item = self._part, self._item
         if part is None or item is None:
             return
-        family, whole = part.family, part.json()
-        self._emit(f"{family.events}.done", **part.where, **part.said())
-        self._emit(f"{family.parts}.done", **part.where, part=orjson.Fragment(whole))
+        family, whole = part.family, self._shared.once(("part", item.at, len(item.parts)), part.json)
+        self._emit_once(f"{family.events}.done", lambda: {**part.where, **part.said()})
+        self._emit_once(f"{family.parts}.done", lambda: {**part.where, "part": orjson.Fragment(whole)})
         item.parts.append(whole)
         self._closed += len(whole)
         self._part = self._plain = None
@@ -213,7 +216,14 @@ class ResponseEvents:
         if self._item is not None:
             item, self._item = self._item, None
             self._closed -= sum(map(len, item.parts))
-            self._emit_item_done(item.at, item.json(status))
+            self._emit_item_done(item.at, self._shared.once(("item", item.at), lambda: item.json(status)))
+
+    def _close_call(self, call: ToolCall, at: int, call_id: str, status: str) -> None:
+        where = {"item_id": self._id(CALL, at), "output_index": at}
+        arguments = call.arguments
+        self._emit_once("response.function_call_arguments.done", lambda: {**where, "arguments": arguments.decode()})
+        item = self._shared.once(("item", at), lambda: self._call_json(call, at, call_id, status))
+        self._emit_item_done(at, item)
 
     def _next_place(self) -> int:
         self._output.append(b"")
@@ -239,10 +249,10 @@ class ResponseEvents:
                 continue
             opened, begin = self._opened(part.kind), read[part.kind]
             read[part.kind] = end = begin + part.size
-            opened.text += _dumps(getattr(choice, part.kind)[begin:end].decode())[1:-1]
-            if part.logprobs and self._with_logprobs:
-                entries = choice.logprobs[logprobs_read + 1 : logprobs_read + part.logprobs]
-                opened.logprobs += logprobs_json(orjson.loads(b"".join((b"[", entries, b"]"))))
+            opened.text.add(_dumps(getattr(choice, part.kind)[begin:end].decode())[1:-1])
+            if part.logprobs and self._object.logprobs:
+                entries = choice.logprobs[logprobs_read : logprobs_read + part.logprobs]
+                opened.logprobs.add(logprobs_json(entries_of(entries)))
             logprobs_read += part.logprobs
             self.number += part.deltas
         self._finish_reason = choice.finish_reason
@@ -274,7 +284,7 @@ class ResponseEvents:
     def _emit_item_done(self, at: int, item: bytes) -> None:
         self._output[at] = item
         self._closed += len(item)
-        self._emit("response.output_item.done", output_index=at, item=orjson.Fragment(item))
+        self._emit_once("response.output_item.done", lambda: {"output_index": at, "item": orjson.Fragment(item)})
 
     def _emit_delta(self, delta: bytes, said: tuple[bytes, ...]) -> None:
         if self.number > self._after:
@@ -283,9 +293,20 @@ class ResponseEvents:
 
     def _emit(self, kind: str, **fields: Any) -> None:
         if self.number > self._after:
-            data = _dumps({"type": kind, "sequence_number": self.number, **fields})
-            self._events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), data))
+            self._events.append(_event(kind, self.number, fields))
         self.number += 1
+
+    def _emit_once(self, kind: str, fields: Callable[[], dict[str, Any]]) -> None:
+        """An event that tells all that was asked, or again what deltas have told: made once for all readers."""
+        number = self.number
+        if number > self._after:
+            self._events.append(self._shared.once((kind, number), lambda: _event(kind, number, fields())))
+        self.number = number + 1
+
+
+def _event(kind: str, number: int, fields: dict[str, Any]) -> bytes:
+    data = _dumps({"type": kind, "sequence_number": number, **fields})
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
 
 def whole_response(meta: StreamMeta, fold: Fold, status: str) -> bytes:

@@ -23,16 +23,22 @@ def messages(given_input: Any) -> list[dict[str, Any]]:
     if isinstance(given_input, str):
         return [{"role": "user", "content": given_input}]
     told: list[dict[str, Any]] = []
+    known: set[str] = set()
     items = typed(given_input, "input", str, list)
     if not items:
         raise invalid("input", "expected at least one item.")
     for place, item in enumerate(items):
-        _add(told, typed(item, f"input[{place}]", dict), f"input[{place}]")
+        param = f"input[{place}]"
+        _add(told, typed(item, param, dict), param)
+        if item.get("id") is not None:
+            if typed(item["id"], f"{param}.id", str) in known:
+                raise invalid(f"{param}.id", "another item has it too.")
+            known.add(item["id"])
     return told
 
 
 def _add(told: list[dict[str, Any]], item: dict[str, Any], param: str) -> None:
-    kind = item.get("type", "message")
+    kind = typed(item.get("type", "message"), f"{param}.type", str)
     if kind == "message":
         role = one_of(given(item, "role", param, str), f"{param}.role", _ROLES)
         content = _content(given(item, "content", param, str, list), f"{param}.content")
@@ -47,7 +53,7 @@ def _add(told: list[dict[str, Any]], item: dict[str, Any], param: str) -> None:
     elif kind == "item_reference":
         refuse(param, _STORED)
     elif kind != "reasoning":
-        refuse(f"{param}.type", f"items of type '{str(kind)[:80]}' have no place in a chat with a model.")
+        refuse(f"{param}.type", f"items of type '{kind[:80]}' have no place in a chat with a model.")
 
 
 def _call(item: dict[str, Any], param: str) -> dict[str, Any]:

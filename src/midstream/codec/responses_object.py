@@ -7,10 +7,12 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from midstream.codec.pieces import as_object
 from midstream.records import StreamMeta
 from midstream.wire import CANCELLED, DONE, FAILED
 
 _PREFIX: Final = "resp_"
+LOGPROBS: Final = "message.output_text.logprobs"
 
 # Fields of a request that come back as they were, and what they are where it does not name them.
 _ECHOED: Final[dict[str, Any]] = {
@@ -77,7 +79,7 @@ def ending(event: str, data: Mapping[str, Any], finish_reason: Any) -> Ending:
 
 def _error_of(error: Any) -> dict[str, Any]:
     """Codes are the vendor's few; our own, which says more, stands in `type`."""
-    fields = error if isinstance(error, dict) else {}
+    fields = as_object(error)
     status = fields.get("status")
     code = _ERROR_CODES.get(status if type(status) is int else 0, "server_error")
     kind = str(fields.get("code", "producer_error"))
@@ -109,18 +111,23 @@ def _count(fields: Any, name: str) -> int:
 
 def asked_of(meta: StreamMeta) -> dict[str, Any]:
     """The body of the request that the stream was opened with."""
-    body: Any = orjson.loads(meta.request).get("body")
-    return body if isinstance(body, dict) else {}
+    return as_object(orjson.loads(meta.request).get("body"))
 
 
 class ResponseObject:
-    """A response without its output and its end, which `told` adds."""
+    """A response without its output and its end, which `told` adds.
 
-    def __init__(self, meta: StreamMeta, body: Mapping[str, Any]) -> None:
+    `summary` is the kind of summary of the reasoning that was asked for, if any; `logprobs`, whether they were.
+    """
+
+    def __init__(self, meta: StreamMeta) -> None:
+        body = asked_of(meta)
         told: dict[str, Any] = dict(_ECHOED)
         told |= {name: body[name] for name in _ECHOED if body.get(name) is not None}
         told["tools"] = [_tool(tool) for tool in told["tools"]]
         reasoning, text = body.get("reasoning") or {}, body.get("text") or {}
+        self.summary: str | None = reasoning.get("summary") or reasoning.get("generate_summary")
+        self.logprobs = LOGPROBS in (body.get("include") or ())
         self._head = {
             "id": response_id(meta.stream_id),
             "object": "response",
@@ -128,7 +135,7 @@ class ResponseObject:
             "model": meta.model,
             **told,
             "previous_response_id": None,
-            "reasoning": {"effort": reasoning.get("effort"), "summary": asks_summary(body)},
+            "reasoning": {"effort": reasoning.get("effort"), "summary": self.summary},
             "text": {"format": {"type": "text"}} | {name: value for name, value in text.items() if value is not None},
         }
 
@@ -142,13 +149,6 @@ class ResponseObject:
             "output": orjson.Fragment(output),
             "usage": how.usage,
         }
-
-
-def asks_summary(body: Mapping[str, Any]) -> str | None:
-    """The kind of summary of the reasoning that was asked for, if any."""
-    reasoning = body.get("reasoning") or {}
-    summary: str | None = reasoning.get("summary") or reasoning.get("generate_summary")
-    return summary
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

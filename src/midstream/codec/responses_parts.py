@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
 from midstream.codec.pieces import REASONING, REFUSAL, TEXT, text_of
 
+_Made = TypeVar("_Made")
 _dumps = orjson.dumps
+_next_value = json.JSONDecoder().raw_decode
 # OpenAI's own for a token of no likelihood; minus infinity is no JSON.
 _UNLIKELY: Final = -9999.0
 
@@ -70,6 +73,47 @@ class Item:
         return _dumps(told)
 
 
+class Shared:
+    """What the readers of one response hold in common: it is the same for all of them, and made by the first.
+
+    Each has to hold what the response says, since its last events tell all of it: apart, hundreds would fill memory.
+    """
+
+    __slots__ = ("__weakref__", "_made", "_texts")
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, Any] = {}
+        self._texts: dict[Hashable, bytearray] = {}
+
+    def once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+        """What is made of it under this key, by whoever asks first."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: _Made = self._made[key]
+        return made
+
+    def text(self, key: Hashable) -> Text:
+        """A text under this key, as one reader has it."""
+        return Text(self._texts.setdefault(key, bytearray()))
+
+
+@dataclass(slots=True)
+class Text:
+    """As much of a text that grows as one reader has been told: the first `size` bytes of what the furthest has."""
+
+    common: bytearray
+    size: int = 0
+
+    def add(self, more: bytes) -> None:
+        end, known = self.size + len(more), len(self.common)
+        if end > known:
+            self.common += more[known - self.size :]
+        self.size = end
+
+    def told(self) -> bytes:
+        return bytes(memoryview(self.common)[: self.size])
+
+
 @dataclass(slots=True)
 class OpenPart:
     """The part that is open: its text as the inside of a JSON string, its logprobs as JSON, with a comma before each.
@@ -81,14 +125,14 @@ class OpenPart:
     family: Family
     where: dict[str, Any]
     delta: bytes
-    text: bytearray = field(default_factory=bytearray)
-    logprobs: bytearray = field(default_factory=bytearray)
+    text: Text
+    logprobs: Text
 
     def said(self) -> dict[str, Any]:
         """Its text under the name that its family has for it, and its logprobs, for orjson."""
-        said = {self.family.field: orjson.Fragment(b"".join((b'"', self.text, b'"')))}
+        said = {self.family.field: orjson.Fragment(b'"%b"' % self.text.told())}
         if self.kind == TEXT:
-            said["logprobs"] = json_list(self.logprobs)
+            said["logprobs"] = json_list(self.logprobs.told())
         return said
 
     def json(self) -> bytes:
@@ -108,13 +152,21 @@ def delta_template(kind: str, family: Family, where: dict[str, Any]) -> bytes:
     )
 
 
-def json_list(entries: bytes | bytearray) -> orjson.Fragment:
+def json_list(entries: bytes) -> orjson.Fragment:
     """Entries that each have a comma before them, for orjson."""
     return orjson.Fragment(b"".join((b"[", entries[1:], b"]")))
 
 
+def entries_of(raw: bytes | bytearray) -> Iterator[dict[str, Any]]:
+    """Entries that each have a comma before them, one at a time: all at once they take twenty times the memory."""
+    text, at = raw.decode(), 0
+    while at < len(text):
+        entry, at = _next_value(text, at + 1)
+        yield entry
+
+
 def logprobs_json(entries: Iterable[dict[str, Any]]) -> bytes:
-    """JSON, each with a comma before it: as objects they would take twenty times the memory."""
+    """JSON, each with a comma before it."""
     return b"".join(b"," + _dumps(_logprob(entry)) for entry in entries)
 
 

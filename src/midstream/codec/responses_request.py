@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from midstream.codec.responses import LOGPROBS
 from midstream.codec.responses_fields import given, invalid, number, one_of, only, refuse, typed, whole_number
 from midstream.codec.responses_input import messages
+from midstream.codec.responses_object import LOGPROBS
 from midstream.errors import BadRequest
 
 _Check = Callable[[Any, str], Any]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from midstream.codec.pieces import as_object
 from midstream.errors import BadRequest, MidstreamError, ProducerFailed, Unauthorized, UnknownModel
 from midstream.wire import CANCELLED, HTTP_STATUS
 
@@ -52,8 +53,7 @@ def error_object(error: MidstreamError) -> dict[str, Any]:
 
 def failure_object(error: dict[str, Any]) -> dict[str, Any]:
     """The `error` of a `failed` record; what the upstream called it, if it did."""
-    theirs = error.get("upstream")
-    theirs = theirs if isinstance(theirs, dict) else {}
+    theirs = as_object(error.get("upstream"))
     status = failure_status(error)
     kind = theirs.get("type") or (_SERVER if status >= 500 else _TYPES.get(status, _INVALID))
     code = theirs.get("code") if theirs else error.get("code")

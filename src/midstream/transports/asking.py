@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
 import orjson
 
@@ -16,6 +16,9 @@ from midstream.records import Fold
 from midstream.streams import Opened, Streams
 from midstream.wire import MAX_IDEMPOTENCY_CHARS, MAX_SEQ
 from midstream.writer import Producer
+
+# A longer name no model has; some are paths.  It stands in every chunk of a chat.
+_MODEL_CHARS: Final = 1024
 
 
 class Source(Protocol):
@@ -45,6 +48,10 @@ class Queue(Protocol):
 
 class Sources(Protocol):
     """All models this gateway can be asked for."""
+
+    @property
+    def pool(self) -> Queue | None:
+        """Who serves models that `for_model` may not know just now, since nobody is here who takes their requests."""
 
     def for_model(self, model: str) -> Source | Queue | None:
         """The first source whose pattern matches."""
@@ -180,7 +187,7 @@ async def begin(
     be asked), and what `Streams.open` does.
     """
     model = what.model or await sources.default_model()
-    source = sources.for_model(model)
+    source = sources.for_model(model) if len(model) <= _MODEL_CHARS else None
     if source is None:
         raise UnknownModel(f"no upstream serves {model[:200]!r}")
     body = {**what.upstream, "model": model}

@@ -23,7 +23,7 @@ from midstream.streams import Answer, Streams
 from midstream.transports.asking import Front, Sources, asked, open_stream
 from midstream.transports.http import Endpoint, caller, header, json_response, query, read_json
 from midstream.transports.openai_asking import CHAT, COMPLETIONS
-from midstream.transports.openai_errors import failure_response
+from midstream.transports.openai_errors import Interrupted, failure_response
 from midstream.transports.sse import Rendering, location, serve_stream
 from midstream.transports.whole import whole_answer
 from midstream.wire import (
@@ -37,7 +37,7 @@ from midstream.wire import (
     STATUS_PATIENCE,
 )
 
-# Records of a whole answer looked at before the loop gets its turn: about 5 ms.
+# Records of an answer looked at before the loop gets its turn: at most 5 ms.
 _STEP = 1000
 
 
@@ -138,10 +138,6 @@ def openai_location(stream_id: str) -> str:
     return f"{location(stream_id)}?{Q_FORMAT}={FORMAT_OPENAI}"
 
 
-class Interrupted(MidstreamError):
-    code = "interrupted"
-
-
 class ChatRendering:
     """A stream as chat chunks (see `codec.chat`)."""
 
@@ -171,7 +167,10 @@ def chat_rendering(streams: Streams, owner: str) -> Callable[[Follow], Awaitable
         if follow.first > 1 and style.choices > 1:
             dropped, frames, _ = await streams.kept(stream_id, owner)
             before = frames[: max(0, follow.first + 1 - Record.of(frames[0]).seq)]
-            begun = choices_in(before) | (dropped.choices.keys() if dropped.complete else set(range(style.choices)))
+            begun |= dropped.choices.keys() if dropped.complete else set(range(style.choices))
+            for at in range(0, len(before), _STEP):
+                begun |= choices_in(before[at : at + _STEP])
+                await asyncio.sleep(0)
         return ChatRendering(stream_id, ChatEvents(style, begun))
 
     return rendered

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from midstream.codec.chat import as_object
+from midstream.codec.pieces import as_object
 from midstream.codec.vendor import cancel_object, cancel_status, error_object, failure_object, failure_status
 from midstream.errors import Busy, MidstreamError, ProducerFailed
 from midstream.records import Record
@@ -25,6 +25,15 @@ from midstream.wire import (
 _ROUTES: Final = (CHAT_PATH, COMPLETIONS_PATH, MODELS_PATH, RESPONSES_PATH)
 # OpenAI's clients repeat a request by themselves after 408, 409, 429 and 5xx, unless this header says otherwise.
 _SHOULD_RETRY: Final = "x-should-retry"
+
+
+class Interrupted(MidstreamError):
+    """This connection, and not the answer, has ended: the last words to a reader who may resume at once.
+
+    Only these routes say so: their clients take a clean end for that of the answer.
+    """
+
+    code = "interrupted"
 
 
 def speaks(path: str) -> bool:

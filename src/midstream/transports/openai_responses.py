@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import orjson
 from starlette.requests import Request
@@ -22,6 +23,7 @@ from midstream import rules
 from midstream.codec.responses import ResponseEvents, whole_response
 from midstream.codec.responses_input import input_items, page_of
 from midstream.codec.responses_object import asked_of, response_id, stream_of
+from midstream.codec.responses_parts import Shared
 from midstream.codec.responses_request import read_request
 from midstream.codec.vendor import error_object
 from midstream.errors import BadRequest, CursorExpired, MidstreamError, ProducerFailed, UnknownStream
@@ -30,9 +32,9 @@ from midstream.records import Page, StreamState
 from midstream.streams import Answer, Kept, Streams
 from midstream.transports.asking import Front, Sources, Told, abandonment, asked, open_stream
 from midstream.transports.http import Endpoint, caller, header, json_response, query, read_json
-from midstream.transports.openai_chat import Interrupted, failed_at_once
-from midstream.transports.openai_errors import failure_response
-from midstream.transports.sse import Connection, stream_headers
+from midstream.transports.openai_chat import failed_at_once
+from midstream.transports.openai_errors import Interrupted, failure_response
+from midstream.transports.sse import Connection, Written, stream_headers
 from midstream.transports.whole import whole_answer
 from midstream.wire import H_IDEMPOTENCY, H_STREAM_ID, MAX_SEQ, RESPONSES_PATH
 
@@ -45,6 +47,8 @@ _TRIES: Final = 3
 # An include is checked where a response is made; what can be there of it always is.
 _INCLUDE: Final = ("include", "include[]")
 _MOST_ITEMS: Final = 100
+# Bytes from where on a page is not copied together: about what a socket takes at once.
+_LARGE: Final = 64 * 1024
 
 
 def _read(body: dict[str, Any]) -> Told:
@@ -65,6 +69,8 @@ class ResponsesApi:
     sources: Sources
     max_body: int
     max_held: int  # bytes of an answer that a reader's rendering may hold
+    # By stream, while it is read; and by epoch, since who takes over where a store has lost records tells others.
+    shared: WeakValueDictionary[tuple[str, int], Shared] = field(default_factory=WeakValueDictionary)
 
     def routes(self) -> list[Route]:
         one = RESPONSES_PATH + "/{response_id}"
@@ -113,6 +119,9 @@ class ResponsesApi:
             fields = query(scope, ("stream", "starting_after", "include_obfuscation", *_INCLUDE))
             streamed = _choice(fields, "stream", "false", ("true", "false")) == "true"
             after = _number(fields, "starting_after", -1, 0, MAX_SEQ)
+            if after >= 0 and not streamed:
+                problem = "'starting_after' is a place in a stream; it needs 'stream=true'."
+                raise BadRequest(problem, param="starting_after", reason="invalid_value")
             await self._own(stream_id, owner)
             if streamed:
                 await self._follow(scope, receive, send, stream_id, owner, after)
@@ -168,7 +177,9 @@ class ResponsesApi:
     ) -> tuple[ResponseRendering, Follow | None]:
         """A rendering that has passed over what its reader knows, and the reader of the rest; None: that is all."""
         for _ in range(_TRIES):
-            rendering = await _passed_over(await self.streams.kept(stream_id, owner), after, self.max_held)
+            kept = await self.streams.kept(stream_id, owner)
+            shared = self.shared.setdefault((stream_id, kept.state.epoch), Shared())
+            rendering = await _passed_over(kept, after, self.max_held, shared)
             try:
                 return rendering, await self.streams.follow(stream_id, owner, rendering.position, abort=abort)
             except CursorExpired:
@@ -196,7 +207,7 @@ class ResponseRendering:
         self.location = f"{RESPONSES_PATH}/{response_id(stream_id)}?stream=true"
         self.position = 0
         self.seen = 0
-        self.held = b""
+        self.held: list[bytes] = []
         self._events = events
         self._told = after
         self._max_held = max_held
@@ -204,18 +215,23 @@ class ResponseRendering:
     def opening(self) -> bytes:
         return b""
 
-    def page(self, page: Page) -> bytes:
+    def page(self, page: Page) -> Written:
         frames = page.frames
-        if self.seen:
+        if self.seen:  # those passed over can be more than one page
             again = self.seen - (page.last_seq - len(frames))
-            frames, self.seen = frames[max(again, 0) :], 0
+            frames = frames[max(again, 0) :]
+            if page.last_seq >= self.seen:
+                self.seen = 0
         told = self._events.take(frames)
         if self.held:
-            told, self.held = self.held + told, b""
+            told, self.held = self.held + told, []
         if self._events.held > self._max_held:
             raise _TooLong
         self._told = self._events.number - 1
-        return told
+        if len(told) == 1:
+            return told[0]
+        # What is large all readers of the response share, as long as it is not copied.
+        return told if sum(map(len, told)) > _LARGE else b"".join(told)
 
     def interrupted(self, error: MidstreamError | None) -> bytes:
         # Raises in the official clients: a clean end would be taken for that of the response.  It is no event of the
@@ -225,10 +241,10 @@ class ResponseRendering:
         return b"event: error\ndata: %b\n\n" % orjson.dumps({**told, "type": "error", **number, "error": told})
 
 
-async def _passed_over(kept: Kept, after: int, max_held: int) -> ResponseRendering:
+async def _passed_over(kept: Kept, after: int, max_held: int, shared: Shared) -> ResponseRendering:
     """Raises BadRequest where the event behind `after` is only in the fold, or `after` is beyond the last event."""
     fold, state = kept.dropped, kept.state
-    events = ResponseEvents(state.meta, fold, after) if fold.complete else None
+    events = ResponseEvents(state.meta, fold, after, shared) if fold.complete else None
     if events is None or events.number > after + 1:
         raise _gone(after, events)
     rendering = ResponseRendering(state.meta.stream_id, events, after, max_held)

@@ -99,8 +99,7 @@ class Records:
         return retry(least + int(random.random() * (most - least)))
 
     def page(self, page: Page) -> bytes:
-        frames = page.frames
-        return frames[0] if len(frames) == 1 else b"".join(frames)
+        return as_kept(page)
 
     def interrupted(self, error: MidstreamError | None) -> bytes:
         if not isinstance(error, PositionError):

@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 import pytest
 
 from midstream import rules
 from midstream.codec import fold, native
 from midstream.codec.chat import ChatEvents, Style, choices_in, plain_text
 from midstream.codec.chat_whole import Extras, completion, joined, tool_calls
-from midstream.codec.openai import ChatReader
+from midstream.codec.openai import MAX_PARTS, ChatReader
 from midstream.codec.sse import Decoder
 from midstream.errors import ProducerFailed
 from midstream.records import Choice, Chunk, Finish, Fold, Frame, StreamMeta, ToolCall
@@ -273,13 +274,18 @@ def test_whatever_an_upstream_says_comes_out_where_it_was() -> None:
     assert chunks[-1]["choices"][0]["native_finish_reason"] == "TOOL"
 
 
+def test_more_choices_than_there_can_be_cost_nothing() -> None:
+    """A reader's rendering may have to count them all."""
+    assert style({"n": 10**12}).choices == MAX_PARTS
+
+
 def whole(*frames: Frame, body: Mapping[str, Any] | None = None, route: str = CHAT_PATH, acked: int = 0) -> Any:
     """The whole answer, of whose records the first `acked` are only in the fold any more."""
     kept = Fold()
     rules.fold(kept, frames)
     extras = Extras()
     extras.add(frames[acked:])
-    return completion(style(body, route), kept, extras)
+    return orjson.loads(orjson.dumps(completion(style(body, route), kept, extras)))
 
 
 def test_a_whole_answer_has_everything() -> None:

@@ -436,6 +436,13 @@ def test_the_fields_of_an_error_are_kept() -> None:
     assert failure.facts == {"status": 400, "upstream": {"type": "t", "code": "c" * 2000}}
 
 
+def test_more_tool_calls_than_anybody_asks_for_are_refused() -> None:
+    """However few come at a time: each is looked through for whose a delta is."""
+    events = [chunk({"tool_calls": [{"index": number % 2, "id": f"c{number}"}]}) for number in range(3000)]
+    with pytest.raises(ProducerFailed, match="tool calls"):
+        read(*events)
+
+
 # --- completions, and answers that are no stream -----------------------------------------------------------------
 
 
@@ -450,6 +457,13 @@ def test_completions_are_read_alike() -> None:
     events = [completion("a"), completion(""), completion(" b"), completion("c", "length")]
     assert [said for event in events for said in reader.read(event)] == [Chunk("a", FIRST), Chunk(" b"), Chunk("c")]
     assert reader.finish() == Finish("length")
+
+
+def test_completions_told_as_deltas_are_read_alike() -> None:
+    """By servers that know one shape of chunk, whatever they are asked: none of it is passed over."""
+    reader = ChatReader("completions")
+    events = [chunk("a"), chunk(" b"), chunk(" c"), chunk(reason="stop")]
+    assert "".join(said.delta for event in events for said in reader.read(event)) == "a b c"
 
 
 def test_a_whole_chat_completion_is_one_chunk_and_an_end() -> None:

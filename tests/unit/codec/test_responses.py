@@ -12,6 +12,7 @@ from midstream import rules
 from midstream.codec import native
 from midstream.codec.responses import ResponseEvents, whole_response
 from midstream.codec.responses_object import response_id, stream_of, usage_of
+from midstream.codec.responses_parts import Shared
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish, Fold, Frame, StreamMeta
 
@@ -35,8 +36,8 @@ def frames_of(*chunks: Chunk | Finish | ProducerFailed) -> list[Frame]:
 
 def told(*chunks: Chunk | Finish | ProducerFailed, **body: Any) -> list[dict[str, Any]]:
     """The events behind the first two."""
-    rendered = ResponseEvents(meta_of(**body), after=1).take(frames_of(*chunks))
-    return [json.loads(event.split(b"\ndata: ", 1)[1]) for event in rendered.split(b"\n\n")[:-1]]
+    events = ResponseEvents(meta_of(**body), after=1).take(frames_of(*chunks))
+    return [json.loads(event.split(b"\ndata: ", 1)[1]) for event in events]
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
@@ -50,7 +51,7 @@ def call(arguments: str = "", **more: Any) -> Chunk:
 
 def test_the_first_record_makes_two_events() -> None:
     """As the vendor begins: created, then in progress, of a response that has nothing yet."""
-    rendered = ResponseEvents(meta_of()).take(frames_of()).decode()
+    rendered = b"".join(ResponseEvents(meta_of()).take(frames_of())).decode()
     created, started, end = rendered.split("\n\n")
     assert created.startswith(
         'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":'
@@ -170,6 +171,32 @@ def test_a_seam_is_told_at_the_first_delta_behind_it() -> None:
     """Text of another generation never comes in silence (I8)."""
     events = told(Chunk("a"), Chunk("b", {"seam": {"epoch": 2}}), Chunk("c"), Finish("stop"))
     assert [event.get("seam") for event in events if event["type"].endswith("delta")] == [None, {"epoch": 2}, None]
+
+
+@pytest.mark.parametrize(("arguments", "where"), [("{}", "function_call_arguments.delta"), ("", "output_item.added")])
+def test_a_seam_is_told_at_a_call_too(arguments: str, where: str) -> None:
+    """Where another generation goes on with a call; a call that begins without arguments says it itself (I8)."""
+    chunk = call(arguments, name="f", id="c")
+    assert chunk.more is not None
+    chunk.more["seam"] = "writer_lost"
+    events = told(Chunk("a"), chunk, Chunk("b"), Finish("stop"))
+    assert [(kind, event["seam"]) for event, kind in zip(events, kinds(events), strict=True) if "seam" in event] == [
+        (where, "writer_lost")
+    ]
+
+
+def test_readers_share_what_the_last_events_tell() -> None:
+    """Each tells all of the response again: apart, its readers would hold it many times over (I5)."""
+    chunks = [Chunk("", {"reasoning": "hm"}), Chunk("Hel"), Chunk("lo"), call("{}", name="f", id="c")]
+    frames, shared = frames_of(*chunks, Finish("stop")), Shared()
+    first = ResponseEvents(meta_of(), shared=shared).take(frames)
+    second, paced = ResponseEvents(meta_of(), shared=shared), list[bytes]()
+    for frame in frames:
+        paced += second.take([frame])
+    assert first == paced == ResponseEvents(meta_of()).take(frames)
+    whole = (b"created\n", b"in_progress\n", b".done\n", b"completed\n")
+    same = [one is other for one, other in zip(first, paced, strict=True) if any(kind in one for kind in whole)]
+    assert same == [True] * 11
 
 
 def test_other_choices_are_passed_over() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -187,7 +188,10 @@ def test_instructions_come_first() -> None:
          "input[0].content[0].file_url", "unsupported_parameter"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "unsupported_parameter"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type", "unsupported_parameter"),
-        ({"input": [{"type": ["x"]}]}, "input[0].type", "unsupported_parameter"),
+        ({"input": [{"type": ["x"]}]}, "input[0].type", "invalid_type"),
+        ({"input": [USER | {"id": 5}]}, "input[0].id", "invalid_type"),
+        ({"input": [USER | {"id": "a"}, USER, USER | {"id": "a"}]}, "input[2].id", "invalid_value"),
+        ({"input": [{"type": json.loads("[" * 900 + "]" * 900)}]}, "input[0].type", "invalid_type"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": {}}]}, "input[0].arguments",
          "invalid_type"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id",
