@@ -350,7 +350,7 @@ async def test_done_ends_it_though_the_socket_stays_open_and_nothing_leaks() -> 
     async with answering(*ABC, STOP, DONE, Stall()) as (wire, upstream):
         started = time.perf_counter()
         assert (await run(upstream)).outcome == "done"
-        assert time.perf_counter() - started < 1
+        assert time.perf_counter() - started < PATIENT.idle / 2
         await wire.disconnected(1, within=1.5)
 
 

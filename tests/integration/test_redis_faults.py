@@ -177,7 +177,7 @@ async def test_long_outage_is_told_promptly_and_forgotten(
     for verb in verbs:
         with pytest.raises(StoreUnavailable):
             await verb()
-    assert loop.time() - began < 0.2
+    assert loop.time() - began < QUICK.patience  # known to be away: nobody waits again
     assert not journal.available()
     await proxy.accept()
     await until(journal.available, "the journal to be there again")

@@ -146,7 +146,11 @@ class LivingLaws:
         other = await stage.ada.resume(begun.stream_id, (await stage.state(begun.stream_id)).highest_seq - 1)
         await hear(other, 1)
         await until(lambda: any(follow.waiting for follow in stage.gateway.readers(begun.stream_id)))
-        await stage.gateway.pulse(SEND_STALL)
+        # A minute after the last byte that it took: its socket may still have been taking some.
+        for _ in range(20):
+            await stage.gateway.pulse(SEND_STALL)
+            if len(stage.gateway.readers(begun.stream_id)) == 1:
+                break
         await until(lambda: len(stage.gateway.readers(begun.stream_id)) == 1, "the stalled reader to go")
         await begun.puppet.say("on")
         await begun.puppet.finish()

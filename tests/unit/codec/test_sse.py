@@ -163,23 +163,23 @@ def test_close_returns_the_event_that_was_cut_off(pieces: list[bytes], rest: byt
 def test_a_line_of_six_mebibytes_in_small_pieces_takes_linear_time() -> None:
     """A decoder that looks at its whole buffer for each piece would take minutes."""
     decoder = Decoder()
-    started = time.perf_counter()
+    started = time.process_time()
     decoder.feed(b"data: ")
     for _ in range(6 * 1024):
         assert decoder.feed(b"x" * 1024) == []
     (event,) = decoder.feed(b"\n\n")
     assert len(event.data) == 6 * 2**20
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 3  # quadratic, it would be minutes
 
 
 def test_a_flood_of_comment_lines_takes_linear_time_and_no_memory() -> None:
     """Bare `: ping` lines begin no event and do not add up to a large one."""
     decoder = Decoder(max_event_bytes=1000)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(20):
         decoder.feed(b":\n" * 50_000)
     assert decoder.close() == b""
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 3  # quadratic, it would be minutes
 
 
 def test_bare_pings_between_frames_do_not_add_up() -> None:
