@@ -24,6 +24,8 @@ from tests.pools import BOB, MODEL, PoolSite, Reading, pool_site
 
 # In a hurry, but for what a test waits for.
 TIMES = Times(gather=0.01, alive=0.05, pop=0.02, most=0.1, look=0.01)
+# Not a status: the call is taken and not answered.
+NEVER = 0
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Tap:
     instead: list[tuple[Callable[[Seen], bool], int, bytes]] = field(default_factory=list)
 
     def answer(self, route: str, status: int, body: Any = None, holds: Callable[[Seen], bool] = lambda _: True) -> None:
-        """The next call of this route for which it holds is answered so, and does not get through."""
+        """The next call of this route for which it holds is answered so (or NEVER), and does not get through."""
         told = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
         self.instead.append((lambda call: call.route == route and holds(call), status, told))
 
@@ -80,6 +82,9 @@ class Tap:
             for at, (holds, status, body) in enumerate(self.instead):
                 if holds(call):
                     del self.instead[at]
+                    if status == NEVER:
+                        await receive()  # until it has left
+                        return
                     await send({"type": "http.response.start", "status": status, "headers": []})
                     await send({"type": "http.response.body", "body": body})
                     return
@@ -91,6 +96,14 @@ class Tap:
 
 async def _next(whole: list[Any], receive: Any) -> Any:
     return whole.pop() if whole else await receive()
+
+
+def once(reading: Reading) -> None:
+    """Its records come from one generation, each batch at most once, in order."""
+    sources = reading.sources
+    assert len({generation for generation, _ in sources}) == 1
+    numbers = [seq for _, seq in sources]
+    assert numbers == sorted(set(numbers))
 
 
 @dataclass

@@ -119,6 +119,10 @@ class Console:
                 self._before_talk()
             self._say(_paint(safe(text), "dim" if self._err_colour else ""), ends_line=text.endswith("\n"))
 
+    def drawn(self, text: str) -> None:
+        """Write to stderr, as it is, what is already safe and what moves the cursor.  Never fails."""
+        self._say(text)
+
     def echoed(self) -> None:
         """The terminal has written on its own, such as `^C`: what comes next begins a line."""
         self._err_middle = self.err_is_terminal

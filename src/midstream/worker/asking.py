@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from midstream.codec.openai import Route
-from midstream.codec.pieces import merge_call, pieces
+from midstream.codec.pieces import merge_call, pieces, text_of
 from midstream.records import Chunk, Finish, ToolCall
+from midstream.wire import POOL_FINISHES
 
 # A job's parameter -> what OpenAI-compatible servers call it.
 _SAME: Final = {
@@ -37,7 +38,6 @@ _IDLE: Final[dict[str, Any]] = {
     "presence_penalty": 0,
     "top_p": 1,
 }
-_FINISHES: Final = frozenset({"stop", "length", "content_filter", "tool_calls"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class Answer:
     def add(self, chunk: Chunk) -> tuple[str, str]:
         """Take a chunk; returns its text and reasoning."""
         more = chunk.more or {}
-        reasoning = more.get("reasoning") or ""
+        reasoning = text_of(more.get("reasoning"))
         self.tokens += 1
         self.content.append(chunk.delta)
         self.reasoning.append(reasoning)
@@ -109,7 +109,7 @@ class Answer:
         content, reasoning = "".join(self.content), "".join(self.reasoning)
         if not task.chat:
             return {"id": task.id, "generation": content, "state": "ok", "seed": _seed(task)}
-        calls = [_call(call) for call in self.calls]
+        calls = [_call(call, at) for at, call in enumerate(self.calls)]
         message: dict[str, Any] = {"role": "assistant", "content": content if content or not calls else None}
         if calls:
             message["tool_calls"] = calls
@@ -120,15 +120,16 @@ class Answer:
             "id": task.id,
             "model_id": task.model,
             "message": message,
-            "finish_reason": native if native in _FINISHES else "stop",
+            "finish_reason": native if native in POOL_FINISHES else "stop",
             "native_finish_reason": native[:32],
         }
         return body | _counted(self.finish.usage if self.finish else None)
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: ToolCall, at: int) -> dict[str, Any]:
+    """Some local servers give their calls no ids, and whoever answers a call has to name it."""
     function = {"name": call.name, "arguments": call.arguments.decode()}
-    return {"id": call.id, "type": call.type, "function": function}
+    return {"id": call.id or f"call_{at}", "type": call.type, "function": function}
 
 
 def _seed(task: Task) -> int:

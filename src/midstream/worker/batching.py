@@ -11,8 +11,6 @@ from typing import Final
 
 from midstream.wire import POOL_MAX_BATCHES
 
-# Seconds that tokens gather for.
-GATHER: Final = 0.1
 # Bytes that go at once, however young they are.
 FULL: Final = 4096
 # Posts kept back for what comes after an answer has been longer than it was allowed to be.
@@ -29,9 +27,13 @@ class Batch:
 
 
 class Batcher:
-    """The tokens of one job.  `max_length` is the most that the answer may have; times are in seconds, of any clock."""
+    """The tokens of one job.
 
-    def __init__(self, max_length: int) -> None:
+    `max_length` is the most that the answer may have; they gather for `gather` seconds.  Times are of any clock.
+    """
+
+    def __init__(self, max_length: int, gather: float) -> None:
+        self._gather = gather
         self._left = max_length
         self._posts = POOL_MAX_BATCHES - _RESERVE
         self._content: list[str] = []
@@ -46,7 +48,7 @@ class Batcher:
         if not self._tokens:
             self._since = now
         self._tokens += 1
-        self._bytes += len(content) + len(reasoning)
+        self._bytes += len(content.encode()) + len(reasoning.encode())
         self._content.append(content)
         self._reasoning.append(reasoning)
 
@@ -63,7 +65,7 @@ class Batcher:
             return 0.0
         if self._tokens < self.share:
             return None
-        return max(0.0, self._since + GATHER - now)
+        return max(0.0, self._since + self._gather - now)
 
     def take(self) -> Batch:
         """Everything that has gathered, under the next number."""

@@ -14,9 +14,10 @@ cancel; these carry seq 0 and count for nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from midstream.codec.text import Mender
 from midstream.errors import ProducerFailed
@@ -25,11 +26,10 @@ from midstream.worker.asking import Answer, Task
 from midstream.worker.batching import Batch, Batcher
 from midstream.worker.local import LocalServer, is_busy
 from midstream.worker.pool import Heard, PoolAway, PoolRoutes
+from midstream.worker.times import Times
 
-# Seconds of a silent model after which a post without tokens goes out.
-ALIVE_EVERY: Final = 0.5
-# A local server that was just stopped may have no room for a moment, in seconds.
-_BUSY_PATIENCE: Final = 30.0
+_log = logging.getLogger("midstream")
+
 _ALIVE: Final = Batch(0, "", "")
 
 Outcome = Literal["done", "cancelled", "faulted", "refused"]
@@ -46,27 +46,32 @@ class Result:
 
 
 class Job:
-    """One job, run once.  `giving_up` set: it is given back to the pool as soon as possible."""
+    """One job, run once."""
 
-    def __init__(self, task: Task, local: LocalServer, pool: PoolRoutes, local_model: str) -> None:
+    def __init__(
+        self, task: Task, local: LocalServer, pool: PoolRoutes, local_model: str, times: Times | None = None
+    ) -> None:
         self.task = task
         self.answer = Answer()
         self._local = local
         self._pool = pool
         self._model = local_model
+        self._times = times or Times()
         self._mender = Mender()
-        self._batcher = Batcher(task.max_length)
+        self._batcher = Batcher(task.max_length, self._times.gather)
         self._muted = False  # signs of life only
         self._news = asyncio.Event()
         self._failure: ProducerFailed | None = None
         self._gives_up = False
         self._generating: asyncio.Task[None] | None = None
+        self._posting: asyncio.Task[Heard] | None = None
 
     def give_up(self) -> None:
-        """The worker ends: stop, and let somebody else have the job."""
+        """The worker ends: stop at once, and let somebody else have the job.  An answer that is whole is handed in."""
         self._gives_up = True
-        if self._generating is not None:
-            self._generating.cancel()
+        for task in (self._generating, self._posting):
+            if task is not None:
+                task.cancel()
         self._news.set()
 
     async def run(self) -> Result:
@@ -76,23 +81,29 @@ class Job:
         try:
             wanted = await self._post_all(generating) if self.task.streams else await self._silently(generating)
             if not wanted:
-                await self._stop(generating)
+                await self._cut(generating)
+                await self._local.idle()
                 return Result("cancelled", self.answer.tokens)
+            if self._gives_up and self.answer.finish is None:
+                result, _ = await asyncio.gather(self._hand_in(), self._cut(generating))
+                return result
+            return await self._hand_in()
         finally:
             if not generating.done():
-                await self._stop(generating)
-        return await self._hand_in()
+                generating.cancel()
+                await asyncio.wait([generating])
 
-    async def _stop(self, generating: asyncio.Task[None]) -> None:
+    async def _cut(self, generating: asyncio.Task[None]) -> None:
+        """Close the local connection, and have the server stop that goes on all the same."""
         generating.cancel()
         await asyncio.wait([generating])
-        await self._local.stopped(self.task)
+        await self._local.abort(self.task)
 
     # --- generating -------------------------------------------------------------------------------------------------
 
     async def _generate(self) -> None:
         clock = asyncio.get_running_loop().time
-        give_up, pause = clock() + _BUSY_PATIENCE, 0.05
+        give_up, pause = clock() + self._times.busy, 0.05
         while not self._gives_up:
             try:
                 await self._run_once()
@@ -101,6 +112,10 @@ class Job:
                 if self.answer.tokens or not is_busy(failure) or clock() >= give_up:
                     self._failure = failure
                     return
+            except Exception as error:  # noqa: BLE001  # a fault of ours: it must not end other jobs
+                _log.exception("job %s", self.task.id)
+                self._failure = ProducerFailed("producer_error", f"the worker failed: {type(error).__name__}")
+                return
             await asyncio.sleep(pause)
             pause = min(2 * pause, 2.0)
 
@@ -143,12 +158,12 @@ class Job:
                 batch = self._batcher.take()
             elif due is None and ended:
                 return True
-            elif (silent := said + ALIVE_EVERY - clock()) <= 0:
+            elif (silent := said + self._times.alive - clock()) <= 0:
                 batch = _ALIVE
             else:
                 await self._wait(min(silent, due) if due is not None else silent)
                 continue
-            heard = await self._pool.progress(self.task.id, batch)
+            heard = await self._post(batch)
             said = clock()
             if heard is Heard.STOP:
                 return False
@@ -156,6 +171,15 @@ class Job:
                 return await self._silently(generating)
             self._muted = self._muted or heard is Heard.MUTED
         return True
+
+    async def _post(self, batch: Batch) -> Heard | None:
+        """Post until it has been taken.  None: the worker ends, and does not wait for a pool that is away."""
+        self._posting = asyncio.create_task(self._pool.progress(self.task.id, batch))
+        try:
+            await asyncio.wait([self._posting])
+        finally:
+            self._posting.cancel()
+        return None if self._posting.cancelled() else self._posting.result()
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -168,8 +192,7 @@ class Job:
 
     async def _hand_in(self) -> Result:
         tokens = self.answer.tokens
-        body: dict[str, Any]
-        if self.answer.finish is None or self._gives_up:
+        if self.answer.finish is None:
             why = "the worker stops" if self._gives_up else str(self._failure or "the local server gave no answer")
             body = self.task.fault("generation_error")
         else:
@@ -178,7 +201,7 @@ class Job:
             told = await self._pool.submit(body)
         except PoolAway as away:
             return Result("refused", tokens, why=f"the pool is away: {away}")
-        if told.status != 200:
+        if told.status != 200 and not told.was_submitted:
             return Result("refused", tokens, why=told.message)
         reward = told.body.get("reward")
         paid = float(reward) if isinstance(reward, (int, float)) else 0.0

@@ -202,8 +202,8 @@ def test_a_narrow_terminal_shows_what_matters_most(shown: Shown, line: str) -> N
 
 def test_jobs_and_log_lines_stand_above_the_last_line_which_is_whole(shown: Shown) -> None:
     one = job("home", 7)
-    shown.worker.running[0] = one
-    shown.draw()
+    shown.worker.running[0] = job("home\x1b[2J\n", 7)
+    assert shown.draw() == ["home\\x1b[2J : 7 tokens · 0 jobs so far · earned 0"]
     logging.getLogger("midstream").warning("the pool does not answer: \x1b[2J%s", "reset")
     shown.worker.running.clear()
     shown.worker.tally = Tally({"done": 1}, 7, 20)
