@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from midstream.pool.shapes import Declaration, Generation, Reply, Request
 from midstream.pool.sweep import Sweep, recover
 from midstream.producers.openai import Upstreams
 from midstream.producers.pool import PoolSource, shown
-from midstream.producers.sources import Sources
+from midstream.producers.sources import ModelSources
 from midstream.records import Page, StreamState
 from midstream.server.proceed import proceed
 from midstream.streams import Streams
 from midstream.testing.clock import ManualClock
-from midstream.testing.patience import PATIENCE, soon, until
+from midstream.testing.patience import eventually, soon, until
 from midstream.transports.asking import asked, open_stream
 from midstream.writer import Producer
 
@@ -33,13 +33,6 @@ KEY = b"digest of bob's key"
 WORKER = Declaration(
     "worker", "bob", ("m",), max_length=4096, max_context_length=8192, chat_jobs=True, agent="Hand:1:x"
 )
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that has no event of its own and has to be asked for.  Raises TimeoutError."""
-    async with asyncio.timeout(PATIENCE):
-        while not await holds():  # noqa: ASYNC110  # there is no event to wait for
-            await asyncio.sleep(0.005)
 
 
 class House:
@@ -55,7 +48,7 @@ class House:
         self.journal = journal or MemoryJournal(clock)
         self.streams = Streams(self.journal, clock, proceed=self._proceed)
         self.source = PoolSource(self.pool, self.has_ended)
-        self.sources = Sources(Upstreams([]), (), self.source)
+        self.sources = ModelSources(Upstreams([]), (), self.source)
         self._sweep = Sweep(self.pool, clock, self.has_ended)
 
     async def _proceed(self, state: StreamState) -> Producer | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from uuid import uuid4
@@ -19,7 +19,7 @@ from midstream.server.settings import Settings
 from midstream.testing.clock import ManualClock
 from midstream.testing.fault_proxy import FaultProxy
 from midstream.testing.gateway import RunningGateway
-from midstream.testing.patience import PATIENCE, until
+from midstream.testing.patience import until
 from tests.valkeys import QUICK, Valkey, redis_journal, shared, valkey
 
 
@@ -201,13 +201,3 @@ async def refusal_of(verb: object) -> str:
     except MidstreamError as error:
         return error.code
     return "nothing"
-
-
-async def eventually(holds: Callable[[], Awaitable[object]], what: str) -> None:
-    """Wait for something that only the store can tell.  Raises TimeoutError naming it."""
-    try:
-        async with asyncio.timeout(PATIENCE):
-            while not await holds():  # noqa: ASYNC110  # what only the store can tell has no event
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise TimeoutError(f"waited {PATIENCE:g} s for {what}") from None

@@ -1,4 +1,4 @@
-"""The pulse: once a second or so, for all readers at once instead of a timer per reader."""
+"""A pulse: what is done every so often.  That of streams is for all readers at once, instead of a timer per reader."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Streams: open · follow · ack · cancel · state.  What every transport calls, and all it calls.
 
 Beside it stands what keeps streams within their promises: how many there are (`admission`), what acks let go (`acks`),
-whose writer is gone (`orphans`), and the `pulse`.
+whose writer is gone (`orphans`), which nobody asks for any more (`abandonment`), and the `pulse`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from midstream import rules
+from midstream.abandonment import Abandonment
 from midstream.acks import Acks
 from midstream.admission import Admission, Limits
 from midstream.codec import native
@@ -94,6 +95,7 @@ class Streams:
         self._on_resume = on_resume
         self._admission = Admission(self.limits)
         self._acks = Acks(journal, self.lowest)
+        self._abandonment = Abandonment(journal, clock, self.readers.__contains__, self._cancel)
         self._turn = Turn()
         self._starts = Starts()
         self._opening: set[asyncio.Future[Opened]] = set()
@@ -405,42 +407,13 @@ class Streams:
         for readers in list(self.readers.values()):
             self.totals.stalled += attend(list(readers), elapsed, self.limits.heartbeat)
         await self._acks.again()
+        await self._abandonment.look(list(self.writers.values()))
         now = self._clock()
-        await asyncio.gather(
-            *(self._abandon(writer) for writer in list(self.writers.values()) if self._unread(writer, now))
-        )
         if not 0 <= now - self._swept_at < SWEEP_EVERY:  # below 0: the clock was set back
             self._swept_at = now
             await self.orphans.take_all()
-            gone = await self.journal.sweep()
-            if gone:
+            if gone := await self.journal.sweep():
                 _log.debug("%d streams expired", len(gone))
-
-    def _unread(self, writer: Writer, now: float) -> bool:
-        """Has nobody here read, polled or asked for longer than the stream's limit?"""
-        limit = writer.meta.abandon_after
-        if writer.meta.stream_id in self.readers or writer.last_seen > now:  # in the future: the clock was set back
-            writer.last_seen = now
-        return limit is not None and now - writer.last_seen >= limit
-
-    async def _abandon(self, writer: Writer) -> None:
-        """Nobody here has asked for too long, and nobody elsewhere: stop paying for it (I6)."""
-        stream_id = writer.meta.stream_id
-        try:
-            if self.journal.traits.shared:
-                writer.last_seen = max(writer.last_seen, await self._seen_elsewhere(stream_id))
-            if self._unread(writer, self._clock()):
-                await self._cancel(stream_id, "abandoned")
-        except UnknownStream:  # forgotten meanwhile, which has stopped its writer too
-            pass
-        except StoreUnavailable as away:
-            _log.debug("stream %s is not abandoned now: %s", stream_id, away)
-
-    async def _seen_elsewhere(self, stream_id: str) -> float:
-        """When any process last had a reader of it, or was asked for it, as far as the store was told."""
-        if await self.journal.lowest_elsewhere(stream_id) is not None:
-            return self._clock()
-        return (await self.journal.state(stream_id)).last_access
 
 
 async def _never(_: StreamState) -> None:

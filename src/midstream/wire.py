@@ -168,7 +168,18 @@ AUTH_WITHIN: Final = 5.0
 WS_STREAMS: Final = 100
 MAX_REF_CHARS: Final = 128
 
-# The worker pool (PROTOCOL.md, "Pool").  A worker's lease on a generation, in seconds, renewed by every post.
+# The worker pool (PROTOCOL.md, "Pool"): its routes, of which existing workers know progress by a second path too.
+POOL_TEXT_PATH: Final = "/api/v2/generate/text"
+POOL_PROGRESS_PATHS: Final = (f"{POOL_TEXT_PATH}/progress", "/v2/generate/text/progress")
+POOL_USER_PATH: Final = "/api/v2/find_user"
+# The least and the most tokens that a request may ask for: of answer, and of prompt and answer together.
+POOL_LENGTHS: Final = (16, 16_384)
+POOL_CONTEXTS: Final = (80, 1_048_576)
+# Jobs at a time, at most, that a worker may declare.
+POOL_MOST_THREADS: Final = 50
+# How a chat job's reply may have ended.
+POOL_FINISHES: Final = ("stop", "length", "content_filter", "tool_calls")
+# A worker's lease on a generation, in seconds, renewed by every post.
 POOL_LEASE_TERM: Final = 150
 # Posts for one generation, and bytes (UTF-8, text and reasoning) for each token that it may have.
 POOL_MAX_BATCHES: Final = 1000

@@ -1,4 +1,4 @@
-"""The browser client in a real Chromium, for tests that look at it without the page."""
+"""A real Chromium, and in it the browser client, for tests that look at it without the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.e2e.playground import LAUNCH_ARGS, gateway
 
@@ -17,13 +17,20 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def page(chromium_path: str) -> Iterator[Page]:
-    with gateway("--journal", "memory:", "--upstream", "scripted:") as process, sync_playwright() as playwright:
+def browser(chromium_path: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium_path, args=LAUNCH_ARGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    with gateway("--journal", "memory:", "--upstream", "scripted:") as process:
         page = browser.new_page()
         page.goto(process.address + "/")
         yield page
-        browser.close()
+        page.context.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from midstream.testing.upstream import CloseDirty, Stall, chat_answer
 from tests.e2e.playground import (
@@ -15,7 +15,6 @@ from tests.e2e.playground import (
     FIRST,
     FIRST_OF_SECOND,
     LAST_OF_FIRST,
-    LAUNCH_ARGS,
     SECOND,
     TERMINAL,
     GatewayProcess,
@@ -33,14 +32,6 @@ Open = Callable[..., Playground]
 
 # A reader that was cut comes back when the test says so: at the button, or with a reload.
 STAYS_CUT = "?cut=600"
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_path: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path, args=LAUNCH_ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.e2e.playground import LAUNCH_ARGS, WITHIN, GatewayProcess, Playground, gateway, keys_file
+from tests.e2e.playground import WITHIN, GatewayProcess, Playground, gateway, keys_file
 
 pytestmark = pytest.mark.browser
 
@@ -112,14 +112,6 @@ def worker(address: str) -> Iterator[None]:
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_path: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path, args=LAUNCH_ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocket, expect, sync_playwright
+from playwright.sync_api import Browser, Page, WebSocket, expect
 
 from midstream.testing.upstream import Stall, chat_answer
 from tests.e2e.playground import (
@@ -14,7 +14,6 @@ from tests.e2e.playground import (
     FIRST,
     FIRST_OF_SECOND,
     LAST_OF_FIRST,
-    LAUNCH_ARGS,
     SECOND,
     TERMINAL,
     GatewayProcess,
@@ -30,14 +29,6 @@ Open = Callable[..., Playground]
 # As the page names them, and the path of a request that carries a stream.
 WIRES = {"WebSocket": "/v1/ws", "Connect": "/inference.InferenceService/Generate", "Server-sent events": "/v1/stream"}
 OVER = [name for name in WIRES if name != "Server-sent events"]
-
-
-@pytest.fixture(scope="module")
-def browser(chromium_path: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path, args=LAUNCH_ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

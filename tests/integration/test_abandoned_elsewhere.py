@@ -11,10 +11,10 @@ import pytest_asyncio
 
 from midstream.testing.clock import ManualClock
 from midstream.testing.gateway import RunningGateway
-from midstream.testing.patience import until
+from midstream.testing.patience import eventually, until
 from midstream.testing.puppet import Puppet
 from tests.gateways import Http, client, cursor
-from tests.sharing import eventually, gateway_on, journal_of, processes
+from tests.sharing import gateway_on, journal_of, processes
 from tests.valkeys import QUICK
 
 LIMIT = 30.0

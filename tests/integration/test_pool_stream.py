@@ -14,12 +14,11 @@ import pytest
 import pytest_asyncio
 
 from midstream.pool.shapes import RequestView
-from midstream.testing.patience import until
+from midstream.testing.patience import eventually, until
 from midstream.wire import TERMINAL
 from tests import postgres, valkeys
 from tests.gateways import Answer
 from tests.pools import ADA, BOB, CAT, MODEL, TEXT, Job, PoolSite, Reading, asked, pool_site
-from tests.sharing import eventually
 
 UNKNOWN = str(uuid4())
 TERM = 150
@@ -76,7 +75,7 @@ async def until_settled(here: PoolSite, units: int) -> None:
 
 async def until_queue_is_empty(here: PoolSite) -> None:
     async def empty() -> bool:
-        return not await here.pool.jobs.queue()
+        return await here.pool.jobs.totals() == (0, 0)
 
     await eventually(empty, "the queue to be empty")
 
@@ -653,14 +652,15 @@ async def test_whatever_races_a_generation_ends_once_and_is_paid_once(anywhere: 
         assert await hand.look() is None
         assert [event for event, _ in reading.heard if event in TERMINAL] == [reading.heard[-1][0]]
     await anywhere.sweep()
-    transfers = await anywhere.pool.jobs.ledger()
+    overview = await anywhere.pool.overview()
+    transfers = overview.ledger
     assert len({row.generation for row in transfers}) == len(transfers) <= 5
     # One or two batches, the reply; or the floor, where a worker gave the job back in the instant of the cancel.
     assert {row.units for row in transfers} <= {25, 50, 20}
     ada, bob, cat = await anywhere.balances()
     assert (ada, cat) == (-bob, 0)
     assert bob == sum(row.units for row in transfers)
-    assert not await anywhere.pool.jobs.leased()
+    assert not overview.running
 
 
 # --- a store that is away --------------------------------------------------------------------------------------------

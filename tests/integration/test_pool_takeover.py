@@ -13,7 +13,8 @@ import pytest
 from midstream.journal.redis import RedisJournal
 from midstream.pool.shapes import Generation
 from midstream.testing.clock import ManualClock
-from tests.houses import KEY, OWNER, House, eventually
+from midstream.testing.patience import eventually
+from tests.houses import KEY, OWNER, House
 from tests.leases import redis_leases
 from tests.sharing import crash
 from tests.valkeys import BRIEF, redis_journal, shared

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from midstream.testing.patience import eventually
 from midstream.transports.openapi_pool_view import VIEW_SCHEMAS
 from midstream.wire import POOL_LEASE_TERM, POOL_WORKER_GONE
 from tests.gateways import Http, site
-from tests.houses import eventually
 from tests.pools import ADA, BOB, CAT, MODEL, TEXT, PoolSite, asked, pool_site
 
 PROMPT = "a prompt that nobody else may read"

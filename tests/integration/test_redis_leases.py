@@ -18,8 +18,8 @@ from midstream.errors import StaleWriter
 from midstream.journal.redis import RedisJournal
 from midstream.records import Record
 from midstream.testing.journal_writer import Writer, meta, read_all, tokens, written
-from midstream.testing.patience import until
-from tests.sharing import Processes, Reader, Told, crash, eventually, processes, reconnected, refusal_of
+from midstream.testing.patience import eventually, until
+from tests.sharing import Processes, Reader, Told, crash, processes, reconnected, refusal_of
 from tests.valkeys import BRIEF, clustered, shared
 
 

@@ -14,8 +14,8 @@ from midstream.errors import CursorAhead, ProducerFailed, StoreLost
 from midstream.journal.redis import RedisJournal
 from midstream.records import Record
 from midstream.testing.journal_writer import Writer, meta, read_all, tokens, written
-from midstream.testing.patience import until
-from tests.sharing import Failover, Reader, Told, crash, eventually, failing_over, processes, refusal_of
+from midstream.testing.patience import eventually, until
+from tests.sharing import Failover, Reader, Told, crash, failing_over, processes, refusal_of
 from tests.valkeys import BRIEF, valkey
 
 LOST = ProducerFailed("store_lost", "the store came back without the newest records", retryable=True)

@@ -21,8 +21,8 @@ from midstream.journal.redis_keys import shard_of
 from midstream.journal.redis_url import Terms
 from midstream.records import Record
 from midstream.testing.journal_writer import Writer, meta, read_all, seqs, text_of, tokens, written
-from midstream.testing.patience import until
-from tests.sharing import Processes, Reader, Told, crash, eventually, processes, refusal_of
+from midstream.testing.patience import eventually, until
+from tests.sharing import Processes, Reader, Told, crash, processes, refusal_of
 from tests.valkeys import QUICK, clustered, shared
 
 

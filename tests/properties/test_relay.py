@@ -48,7 +48,7 @@ replies = st.builds(
 )
 anything = st.one_of(
     following, following, following, entries, markers, replies,
-    st.sampled_from([("take",), ("take",), ("takeover",), ("lost",), ("cancel",)]),
+    st.sampled_from([("take",), ("take",), ("takeover",), ("lost",), ("cancel",), ("repeat",)]),
 )  # fmt: skip
 # Chance alone seldom gets as far as an exposure.
 begun = [("next", "x", ""), ("take",), ("next", "", "t"), ("next", " ", ""), ("take",), ("next", "yz", "")]
@@ -59,6 +59,7 @@ KINDS: list[Step] = [
     ("next", "y", ""),
     ("next", "", "t"),
     ("next", "", ""),
+    ("repeat",),
     ("entry", entry("b", 1, "z")),
     ("entry", entry("b", 2, "z")),
     ("entry", entry("a", 4, "z")),
@@ -84,10 +85,11 @@ class Model:
     state: str = "waiting"
     pinned: str | None = None
     seqs: list[int] = field(default_factory=list)
+    newest: Entry | None = None
 
     def entry(self, entry: Entry) -> None:
         self.log.append(entry)
-        if self.state in ("completed", "diverged", "cancelled"):
+        if self.state in ("completed", "diverged", "cancelled") or (self.pinned and entry == self.newest):
             return
         follows = entry.generation == self.pinned and not entry.ended and entry.seq == len(self.seqs) + 1
         if self.state == "exposed" and not follows:
@@ -102,6 +104,7 @@ class Model:
 
     def _keep(self, entry: Entry) -> None:
         self.seqs.append(entry.seq)
+        self.newest = entry
         if entry.content or entry.reasoning:
             self.kept.append((entry.generation, entry.seq, entry.content, entry.reasoning))
 
@@ -184,6 +187,9 @@ def play(relay: Relay, model: Model, step: Step) -> None:
             feed(relay, model, entry(model.pinned or "a", len(model.seqs) + 1, content, reasoning))
         case ("entry", what):
             feed(relay, model, what)
+        case ("repeat",):
+            if model.newest is not None:
+                feed(relay, model, model.newest)
         case ("lost",):
             if model.pinned is not None:
                 relay.lost(model.pinned)

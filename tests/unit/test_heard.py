@@ -47,7 +47,7 @@ async def test_any_word_of_the_source_is_heard(streams: Streams, word: Any) -> N
     puppet.push(word)
     await soon(waiting)
     state = await streams.owned(stream_id, "ada")
-    assert state.ended is isinstance(word, Exception) or isinstance(word, Finish)
+    assert state.ended is isinstance(word, Exception | Finish)
 
 
 async def test_a_cancelled_stream_is_not_waited_for(streams: Streams) -> None:

@@ -12,7 +12,7 @@ import orjson
 
 from midstream.cli import exits, inspect_pool
 from midstream.cli.gateway import add_gateway, key_of, refusal
-from midstream.cli.table import Column, age, draw, fit, size
+from midstream.cli.table import Column, age, counted, draw, fit, size
 from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed
 from midstream.client import Client, UnexpectedAnswer, Unreachable
 from midstream.errors import MidstreamError, NotFound
@@ -186,22 +186,22 @@ def _row(state: dict[str, Any], now: float) -> list[str]:
         str(state.get("status")),
         age(now - _number(state, "created_at")),
         str(state.get("model", "")),
-        _count(state, "highest_seq"),
-        _count(state, "retained_records"),
-        _count(state, "acked_seq"),
-        _count(state, "readers"),
+        counted(state, "highest_seq"),
+        counted(state, "retained_records"),
+        counted(state, "acked_seq"),
+        counted(state, "readers"),
         size(_number(state, "retained_bytes")),
     ]
 
 
 def _readers(state: dict[str, Any], now: float) -> str:
     lowest = state.get("lowest_reader_seq")
-    return _count(state, "readers") + (f", the slowest at {lowest:,}" if isinstance(lowest, int) else "")
+    return counted(state, "readers") + (f", the slowest at {lowest:,}" if isinstance(lowest, int) else "")
 
 
 def _records(state: dict[str, Any], now: float) -> str:
-    oldest, highest = _count(state, "oldest_retained_seq"), _count(state, "highest_seq")
-    return f"{_count(state, 'retained_records')} retained, {oldest} to {highest}"
+    oldest, highest = counted(state, "oldest_retained_seq"), counted(state, "highest_seq")
+    return f"{counted(state, 'retained_records')} retained, {oldest} to {highest}"
 
 
 _FIELDS: tuple[tuple[str, Callable[[dict[str, Any], float], str]], ...] = (
@@ -212,8 +212,8 @@ _FIELDS: tuple[tuple[str, Callable[[dict[str, Any], float], str]], ...] = (
     ("accessed", lambda state, now: f"{age(now - _number(state, 'last_access'))} ago"),
     ("records", _records),
     ("bytes", lambda state, now: size(_number(state, "retained_bytes"))),
-    ("acked", lambda state, now: f"up to {_count(state, 'acked_seq')}"),
-    ("trimmed", lambda state, now: f"up to {_count(state, 'trimmed_seq')}"),
+    ("acked", lambda state, now: f"up to {counted(state, 'acked_seq')}"),
+    ("trimmed", lambda state, now: f"up to {counted(state, 'trimmed_seq')}"),
     ("readers", _readers),
 )
 
@@ -221,8 +221,3 @@ _FIELDS: tuple[tuple[str, Callable[[dict[str, Any], float], str]], ...] = (
 def _number(state: dict[str, Any], name: str) -> float:
     value = state.get(name)
     return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def _count(state: dict[str, Any], name: str) -> str:
-    value = state.get(name)
-    return f"{value:,}" if isinstance(value, int) else "–"

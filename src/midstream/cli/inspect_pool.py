@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from midstream.cli.table import Column, age, draw, size
+from midstream.cli.table import Column, age, counted, draw, size
 from midstream.cli.terminal import Console
 from midstream.client import UnexpectedAnswer
 from midstream.wire import POOL_CHARS_PER_TOKEN
@@ -91,17 +91,17 @@ def _part(
 
 
 def _accounts(console: Console, ledger: Row) -> str:
-    balances = [[_text(row, "owner"), _count(row, "units")] for row in _rows(ledger, "balances")]
-    total = f"sum of all accounts: {_count(ledger, 'sum')}"
+    balances = [[_text(row, "owner"), counted(row, "units")] for row in _rows(ledger, "balances")]
+    total = f"sum of all accounts: {counted(ledger, 'sum')}"
     return (draw(console, _ACCOUNTS, balances) if balances else "") + f"{console.styled(total, 'dim')}\n"
 
 
 def _totals(console: Console, told: Row) -> str:
     found = told.get("totals")
     totals: Row = found if isinstance(found, dict) else {}
-    workers = "1 worker" if totals.get("workers") == 1 else f"{_count(totals, 'workers')} workers"
-    now = f"{workers} here · {_count(totals, 'running')} running · {_count(totals, 'waiting')} waiting"
-    ends = ", ".join(f"{_count(totals, name)} {word}" for name, word in _ENDS.items())
+    workers = "1 worker" if totals.get("workers") == 1 else f"{counted(totals, 'workers')} workers"
+    now = f"{workers} here · {counted(totals, 'running')} running · {counted(totals, 'waiting')} waiting"
+    ends = ", ".join(f"{counted(totals, name)} {word}" for name, word in _ENDS.items())
     return f"{console.styled(now, 'bold')}\n{console.styled(f'since the gateway started: {ends}', 'dim')}\n"
 
 
@@ -119,7 +119,7 @@ def _worker(row: Row, now: float) -> list[str]:
         ", ".join(models) or ("waits" if row.get("here") else "gone"),
         _models(row),
         _age(row, "seen_at", now),
-        *(_count(row, name) for name in ("finished", "lost", "earned")),
+        *(counted(row, name) for name in ("finished", "lost", "earned")),
     ]
 
 
@@ -132,7 +132,7 @@ def _lease(row: Row, now: float) -> list[str]:
         _text(row, "payer"),
         _age(row, "began_at", now),
         _tokens(row),
-        _count(row, "posts"),
+        counted(row, "posts"),
         "–" if bytes_posted is None else size(bytes_posted),
         "cancelled" if row.get("cancelled") else "–" if left is None else f"{left:.0f}s left",
     ]
@@ -154,16 +154,16 @@ def _waiting(row: Row, now: float) -> list[str]:
         _text(row, "request"),
         _models(row),
         _text(row, "owner"),
-        _count(row, "waiting"),
-        _count(row, "max_length"),
+        counted(row, "waiting"),
+        counted(row, "max_length"),
         _age(row, "created_at", now),
-        _count(row, "faults"),
+        counted(row, "faults"),
     ]
 
 
 def _transfer(row: Row, now: float) -> list[str]:
     names = [_text(row, name) for name in ("payer", "payee", "worker", "model")]
-    return [*names, _count(row, "units"), _age(row, "at", now)]
+    return [*names, counted(row, "units"), _age(row, "at", now)]
 
 
 def _models(row: Row) -> str:
@@ -182,11 +182,6 @@ def _rows(told: Row, name: str) -> list[Row]:
 def _text(row: Row, name: str) -> str:
     value = row.get(name)
     return "–" if value is None else str(value)
-
-
-def _count(row: Row, name: str) -> str:
-    value = row.get(name)
-    return f"{value:,}" if isinstance(value, int) else "–"
 
 
 def _age(row: Row, name: str, now: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from midstream.cli.terminal import Console, safe
 
@@ -82,6 +82,12 @@ def size(count: float) -> str:
         if count < 1024:
             return f"{count:.1f} {unit}"
     return f"{count / 1024:.1f} GiB"
+
+
+def counted(fields: Mapping[str, Any], name: str) -> str:
+    """A whole number of an answer; a dash where it tells none."""
+    value = fields.get(name)
+    return f"{value:,}" if isinstance(value, int) else "–"
 
 
 def fit(drawing: str) -> str:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-import orjson
-
 from midstream.codec.chat import Style, beside
-from midstream.codec.pieces import as_object, choice_of
+from midstream.codec.pieces import as_object, choice_of, json_list
 from midstream.records import Choice, Fold, Frame, Record
 from midstream.wire import DONE, TOKEN
 
@@ -77,7 +75,7 @@ def _choice(style: Style, index: int, choice: Choice, extras: Extras) -> dict[st
 def _logprobs(choice: Choice, retained: Any) -> Any:
     if not choice.logprobs:
         return retained
-    return {**as_object(retained), "content": orjson.Fragment(b"".join((b"[", choice.logprobs[1:], b"]")))}
+    return {**as_object(retained), "content": json_list(choice.logprobs)}
 
 
 def _message(choice: Choice, more: dict[str, Any]) -> dict[str, Any]:

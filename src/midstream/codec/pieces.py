@@ -90,6 +90,11 @@ def as_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def json_list(entries: bytes | bytearray) -> orjson.Fragment:
+    """Entries that each have a comma before them, as the fold keeps logprobs, for orjson."""
+    return orjson.Fragment(b"".join((b"[", entries[1:], b"]")))
+
+
 def _arguments(call: dict[str, Any]) -> str:
     function = call.get("function")
     arguments = function.get("arguments") if isinstance(function, dict) else None

@@ -23,7 +23,7 @@ from typing import Any, Final
 import orjson
 
 from midstream.codec.chat import plain_text
-from midstream.codec.pieces import CALL, REASONING, REFUSAL, TEXT, Piece, choice_of, merge_call, pieces
+from midstream.codec.pieces import CALL, REASONING, REFUSAL, TEXT, Piece, choice_of, json_list, merge_call, pieces
 from midstream.codec.responses_object import LOGPROBS, OPEN_ENDED, Ending, ResponseObject, ending
 from midstream.codec.responses_parts import (
     FAMILIES,
@@ -34,7 +34,6 @@ from midstream.codec.responses_parts import (
     Shared,
     delta_template,
     entries_of,
-    json_list,
     logprobs_json,
 )
 from midstream.records import Choice, Fold, Frame, Record, StreamMeta, ToolCall

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
-from midstream.codec.pieces import REASONING, REFUSAL, TEXT, text_of
+from midstream.codec.pieces import REASONING, REFUSAL, TEXT, json_list, text_of
 
 _Made = TypeVar("_Made")
 _dumps = orjson.dumps
@@ -150,11 +150,6 @@ def delta_template(kind: str, family: Family, where: dict[str, Any]) -> bytes:
         _dumps(where)[1:-1],
         logprobs,
     )
-
-
-def json_list(entries: bytes) -> orjson.Fragment:
-    """Entries that each have a comma before them, for orjson."""
-    return orjson.Fragment(b"".join((b"[", entries[1:], b"]")))
 
 
 def entries_of(raw: bytes | bytearray) -> Iterator[dict[str, Any]]:

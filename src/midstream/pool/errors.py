@@ -41,7 +41,7 @@ class PoolUnavailable(PoolError):
 
 
 class PoolUnusable(PoolError):
-    """At start: the database cannot be reached, is not the pool's, or is a newer version's.  The text is for operators."""
+    """At start: the database cannot be reached, is not the pool's, or a newer version's.  The text is for operators."""
 
 
 class InvalidAPIKey(PoolError):

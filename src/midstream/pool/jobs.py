@@ -21,13 +21,11 @@ from midstream.pool.shapes import (
     Declaration,
     Faulted,
     Generation,
-    LedgerRow,
     Popped,
     Reply,
     Request,
     Standing,
     Submitted,
-    WorkerRow,
 )
 from midstream.pool.sql import Database
 from midstream.wire import POOL_REQUEST_TERM
@@ -171,10 +169,6 @@ class Jobs:
         """All of the request, in the order of their pops, with replies."""
         return await self._db.read(partial(_generations, statement=queries.GENERATIONS, values={"id": request}))
 
-    async def leased(self) -> list[Generation]:
-        """Everything that workers have; the first to run out first."""
-        return await self._db.read(partial(_generations, statement=queries.ALL_LEASED, values={}))
-
     async def leased_here(self) -> list[Generation]:
         """Streaming generations that workers have, of requests of this place."""
         values = {"place": self._place}
@@ -202,8 +196,12 @@ class Jobs:
         return found
 
     async def nominees(self, now: float) -> list[Generation]:
-        """Leased for longer than SQL knows of.  For streaming ones the lease store decides whether they are lost."""
-        return await self._db.read(partial(_generations, statement=queries.NOMINEES, values={"now": now}))
+        """Leased for longer than SQL knows of.  For streaming ones the lease store decides whether they are lost.
+
+        Those of a place that is not this one, so that its store cannot be asked, are left to its own gateway at first.
+        """
+        values = {"now": now, "place": self._place, "forsaken": now - lifecycle.KEPT}
+        return await self._db.read(partial(_generations, statement=queries.NOMINEES, values=values))
 
     async def unsettled(self) -> list[Generation]:
         """Streaming generations of this place's cancelled requests that nobody has settled yet."""
@@ -243,29 +241,10 @@ class Jobs:
         rows = await self._db.read(partial(_rows, statement=queries.DECLARATIONS, values={"since": since}))
         return [queries.to_declaration(row.declaration) for row in rows]
 
-    async def models(self, since: float) -> list[str]:
-        """Sorted; what workers seen since then offer."""
-        return sorted({model for worker in await self.declarations(since) for model in worker.models})
-
     async def overview(self, limit: int, here: float, listed: float) -> Overview:
         """What the database knows of all, at most `limit` rows of each; see `overview.look`."""
         work = partial(overview.look, now=self._clock(), limit=limit, here=here, listed=listed)
         return await self._db.read(work)
-
-    async def workers(self, limit: int = 100) -> list[WorkerRow]:
-        """The last seen first."""
-        rows = await self._db.read(partial(_rows, statement=queries.WORKERS, values={"limit": limit}))
-        return [queries.to_worker(row) for row in rows]
-
-    async def queue(self, limit: int = 100) -> list[Request]:
-        """Requests that have not ended, the oldest first."""
-        rows = await self._db.read(partial(_rows, statement=queries.QUEUE, values={"limit": limit}))
-        return [queries.to_request(row) for row in rows]
-
-    async def ledger(self, limit: int = 100) -> list[LedgerRow]:
-        """Transfers, the newest first."""
-        rows = await self._db.read(partial(_rows, statement=queries.LEDGER, values={"limit": limit}))
-        return [queries.to_transfer(row) for row in rows]
 
 
 def _not_landed(_: Connection) -> None:

@@ -19,9 +19,6 @@ from typing import Protocol
 from midstream.pool.shapes import Entry, Lease, Posted, SignalKind
 from midstream.wire import POOL_LEASE_TERM, POOL_MAX_BATCHES, POOL_PROGRESS_KEPT, POOL_PROGRESS_TERM
 
-# Of progress, content and reasoning together, per token of a request's `max_length`: what `Lease.max_bytes` is made of.
-BYTES_PER_TOKEN = 16
-
 Wake = Callable[[], None]
 Hear = Callable[[str, str], None]
 

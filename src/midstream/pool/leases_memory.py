@@ -185,7 +185,15 @@ class MemoryLeases:
         return [(str(position), entry) for position, entry in _since(asked.entries, int(after or 0))]
 
     def watch(self, request: str, wake: Wake) -> Callable[[], None]:
-        return self._wakes.add(request, wake)
+        return self._wakes.add(request, wake, lambda: self._unread(request))
+
+    def _unread(self, request: str) -> None:
+        """No relay reads it any more.  Where no worker has it either that was the last one, since no other process
+        could go on; and at thousands of posts a second what is over would soon be most of what is held.
+        """
+        asked, now = self._asked.get(request), self._clock()
+        if asked is not None and not any(self._live(asked, generation, now) for generation in asked.leases):
+            asked.entries.clear()
 
     # --- signals ----------------------------------------------------------------------------------------------------
 

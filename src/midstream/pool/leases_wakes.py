@@ -42,10 +42,6 @@ class Wakes:
         for wake in self._wakes.get(request, [])[:]:
             guarded(wake)
 
-    def wake_all(self) -> None:
-        for request in list(self._wakes):
-            self.wake(request)
-
 
 class Hearers:
     """Who hears the completion signals."""

@@ -101,16 +101,16 @@ def cancel(connection: Connection, id: str, now: float) -> list[Generation]:
     return [queries.to_generation(row) for row in connection.execute(queries.STILL_LEASED, {"id": id})]
 
 
-def expire(connection: Connection, now: float) -> list[Request]:
-    """Fail what has waited for too long, and forget what ended long ago."""
+def expire(connection: Connection, now: float) -> tuple[list[Request], bool]:
+    """Fail what has waited for too long, and forget what ended long ago; whether there may be more of either."""
     over = []
     for row in connection.execute(queries.EXPIRED, {"now": now}).all():
         request = queries.to_request(row)
         over.append(lifecycle.expired(request, now))
         change(connection, row.number, request, over[-1])
-    connection.execute(queries.DELETE_OLD, {"before": now - lifecycle.KEPT})
+    gone = connection.execute(queries.DELETE_OLD, {"before": now - lifecycle.KEPT}).rowcount
     connection.execute(queries.DELETE_WORKERS, {"before": now - lifecycle.FORGOTTEN})
-    return over
+    return over, queries.SWEEP in (gone, len(over))
 
 
 def _require_leased(generation: Generation, owner: str | None) -> None:

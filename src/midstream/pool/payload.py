@@ -20,11 +20,10 @@ from midstream.codec.openai import Route
 from midstream.errors import BadRequest
 from midstream.pool.matching import needs
 from midstream.pool.shapes import Ask, Reply
+from midstream.wire import POOL_CONTEXTS, POOL_LENGTHS
 
-# Tokens of an answer: where the request does not say, and what it may say.
+# Tokens of an answer, where the request does not say.
 DEFAULT_LENGTH: Final = 512
-_LENGTHS: Final = (16, 16_384)
-_CONTEXTS: Final = (80, 2**20)
 _MOST_STOPS: Final = 4
 _MOST_TOOLS: Final = 128
 _MOST_TOOL_BYTES: Final = 256 * 1024
@@ -135,16 +134,16 @@ def _within(body: Mapping[str, Any], name: str, least: float, most: float, kinds
 
 def _length(body: Mapping[str, Any]) -> int:
     for name in ("max_completion_tokens", "max_tokens"):
-        if (value := _within(body, name, *_LENGTHS, (int,))) is not None:
+        if (value := _within(body, name, *POOL_LENGTHS, (int,))) is not None:
             return int(value)
     return DEFAULT_LENGTH
 
 
 def _context(body: Mapping[str, Any], estimate: int) -> int:
-    asked = _within(body, "max_context_length", *_CONTEXTS, (int,))
-    if asked is None and estimate > _CONTEXTS[1]:
+    asked = _within(body, "max_context_length", *POOL_CONTEXTS, (int,))
+    if asked is None and estimate > POOL_CONTEXTS[1]:
         raise _bad("messages", "are longer than any worker's context")
-    return int(asked or max(estimate, _CONTEXTS[0]))
+    return int(asked or max(estimate, POOL_CONTEXTS[0]))
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,11 +285,11 @@ def _depth(schema: Any) -> int:
 def _message_tokens(message: dict[str, Any]) -> int:
     content = message.get("content")
     images = sum(part.get("type") == "image_url" for part in content) if isinstance(content, list) else 0
-    return _PER_MESSAGE + len(_text(content).encode()) // _BYTES_PER_TOKEN + images * _PER_IMAGE
+    return _PER_MESSAGE + len(text_of(content).encode()) // _BYTES_PER_TOKEN + images * _PER_IMAGE
 
 
-def _text(content: Any) -> str:
-    """The text of a message's content."""
+def text_of(content: Any) -> str:
+    """The text of a message's content, which may come in parts."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content if part.get("type") == "text")
     return content or ""

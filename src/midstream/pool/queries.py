@@ -104,7 +104,7 @@ ADD_SELECTORS = insert(selector)
 HOLDS = select(request).where(request.c.id == _id)
 BY_STREAM = select(request).where(request.c.stream_id == bindparam("stream_id"))
 # Requests whose streams are written at this place, while they may still cost something: the next page of them.
-_after = bindparam("expires_at")
+_after: BindParameter[Any] = bindparam("expires_at")
 STREAMING = (
     select(request.c.expires_at, request.c.number, request.c.id, request.c.stream_id)
     .where(text("status = 'waiting'"), request.c.stream_id.is_not(None), request.c.place == bindparam("place"))
@@ -130,7 +130,6 @@ CHANGE = (
     .values({name: bindparam(name) for name in ("expires_at", "ended_at", "reason")})
 )
 AHEAD = select(func.count()).select_from(request).where(OPEN, request.c.number < _number)
-QUEUE = select(request).where(request.c.status == "waiting").order_by(request.c.number).limit(_limit)
 EXPIRED = (
     select(request)
     .where(text("status = 'waiting'"), request.c.expires_at <= _now, request.c.leased == 0)
@@ -155,9 +154,17 @@ GENERATION = _WITH_REQUEST.where(generation.c.id == _id)
 GENERATIONS = _WITH_REQUEST.where(request.c.id == _id).order_by(generation.c.number)
 THESE = _WITH_REQUEST.where(generation.c.id.in_(bindparam("ids", expanding=True)))
 STILL_LEASED = _WITH_REQUEST.where(request.c.id == _id, LEASED).order_by(generation.c.number)
-ALL_LEASED = _WITH_REQUEST.where(LEASED).order_by(generation.c.expires_at)
-NOMINEES = ALL_LEASED.where(generation.c.expires_at < _now).limit(SWEEP)
-LEASED_HERE = ALL_LEASED.where(generation.c.streams, request.c.place == bindparam("place"))
+_ALL_LEASED = _WITH_REQUEST.where(LEASED).order_by(generation.c.expires_at)
+# What streams at another place only long after: that place's lease store is not to be asked here.
+NOMINEES = _ALL_LEASED.where(
+    generation.c.expires_at < _now,
+    or_(
+        ~generation.c.streams,
+        request.c.place == bindparam("place"),
+        generation.c.expires_at < bindparam("forsaken"),
+    ),
+).limit(SWEEP)
+LEASED_HERE = _ALL_LEASED.where(generation.c.streams, request.c.place == bindparam("place"))
 UNSETTLED = LEASED_HERE.where(request.c.status == "cancelled").limit(SWEEP)
 # The compare-and-set by which a generation ends: whoever comes second changes nothing.
 END = (

@@ -16,6 +16,8 @@ is seq 1 of another generation; *stray* is anything else: a wrong seq, another g
     diverged   -        -             -              -                       -                  -
     cancelled  -        -             -              -                       -                  -
 
+The pinned generation's newest entry once more, word for word, changes nothing: a store that was replaced by one that
+lacks it takes the repeated post for new.
 `keep` makes a chunk that `take` hands over; `drop` forgets what was kept; `-` changes nothing; `cancel` leads from the
 first three states to `cancelled`.  (*) only if the reply is what was relayed, see `rest_of`; otherwise `diverged`.
 What was kept before a divergence is still handed over: it belongs to the generation that was pinned.  Text out of a
@@ -49,6 +51,7 @@ class Relay:
         self._stop = tuple(stop)
         self._kept: list[Chunk] = []
         self._due = 1
+        self._newest: Entry | None = None
         self._text: list[str] = []
         self._reasoning: list[str] = []
         self._called = False
@@ -67,7 +70,7 @@ class Relay:
 
     def feed(self, entry: Entry) -> None:
         """Take the next entry of the request's progress."""
-        if self.ended or (self._skipping and self._seen(entry)):
+        if self.ended or (self._skipping and self._seen(entry)) or entry == self._newest:
             return
         own = entry.generation == self.pinned
         if own and not entry.ended and entry.seq == self._due:
@@ -122,12 +125,13 @@ class Relay:
         if entry.ended or entry.seq >= self._due:
             return False
         if not self._skipping:
+            self._newest = entry
             # Half a pair at its end was not journaled yet: it waited for its other half.
             self._halves = _half(entry.content), _half(entry.reasoning)
         return True
 
     def _keep(self, entry: Entry) -> None:
-        self._due = entry.seq + 1
+        self._due, self._newest = entry.seq + 1, entry
         content, reasoning = self._halves[0] + entry.content, self._halves[1] + entry.reasoning
         self._halves = ("", "")
         self._add(content, reasoning, entry.generation, entry.seq)
@@ -142,7 +146,7 @@ class Relay:
         self._kept.append(Chunk(content, more | {"src": [generation, seq]}))
 
     def _unpin(self) -> None:
-        self.state, self.pinned, self._due = "waiting", None, 1
+        self.state, self.pinned, self._due, self._newest = "waiting", None, 1, None
         self._kept, self._text, self._reasoning = [], [], []
 
     def _diverge(self, why: str) -> None:
@@ -171,6 +175,11 @@ def rest_of(reply: str, relayed: str, stop: Sequence[str] = ()) -> str | None:
     """
     if reply.startswith(relayed):
         return reply[len(relayed) :]
+    if (half := _half(relayed)) and (rest := rest_of(reply, relayed[:-1])):
+        # The worker cut inside a pair, and readers wait for its other half: that one comes first.
+        first, second = _pair(rest[0])
+        if first == half:
+            return second + rest[1:]
     reply, relayed = _normal(reply), _normal(relayed)
     if reply.startswith(relayed):
         return reply[len(relayed) :]
@@ -196,9 +205,17 @@ def _half(text: str) -> str:
     return text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
 
 
+def _pair(char: str) -> tuple[str, str]:
+    """The surrogate pair that a character beyond U+FFFF is in UTF-16; of any other, itself and nothing."""
+    above = ord(char) - 0x10000
+    return (chr(0xD800 + (above >> 10)), chr(0xDC00 + (above & 0x3FF))) if above >= 0 else (char, "")
+
+
 def _call(at: int, call: dict[str, Any]) -> dict[str, Any]:
-    """A whole tool call as the one delta that brings it."""
-    return {"index": at, **call}
+    """A whole tool call as the one delta that brings it.  Where it stands counts, and not what it says of that: calls
+    of one number would be taken for one call.
+    """
+    return {**call, "index": at}
 
 
 def _stray(entry: Entry, own: bool, due: int) -> str:

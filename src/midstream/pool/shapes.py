@@ -263,7 +263,7 @@ class Entry:
     ended: bool = False
 
 
-SignalKind = Literal["queued", "done", "failed", "cancelled"]
+SignalKind = Literal["done", "failed", "cancelled"]
 
 
 def worker_id(name: str) -> str:

@@ -7,16 +7,15 @@ lease's last renewal, and it only nominates (the lease store decides).
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 from midstream.errors import MidstreamError, StoreUnavailable
-from midstream.pool.errors import InvalidJob, PoolError
+from midstream.pool.errors import DuplicateGeneration, InvalidJob, PoolError
+from midstream.pool.jobs import START
 from midstream.pool.pool import Pool
 from midstream.pool.shapes import Generation, Request
-from midstream.wire import POOL_SWEEP_EVERY
 
 _log = logging.getLogger("midstream")
 
@@ -33,21 +32,7 @@ class Sweep:
         self._pool = pool
         self._clock = clock
         self._has_ended = has_ended
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Sweep from now on, every few seconds, until `stop`."""
-        self._task = asyncio.create_task(self._run(), name="pool sweep")
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(POOL_SWEEP_EVERY)
-            await self.sweep()
+        self._looked_at = START
 
     async def sweep(self) -> None:
         """Once.  A step that fails does not keep the others from their turn."""
@@ -62,7 +47,7 @@ class Sweep:
     async def _run_out(self) -> None:
         """Leases that have run out are faults, whatever has become of their requests."""
         for generation in await self._pool.jobs.nominees(self._clock()):
-            with suppress(InvalidJob):  # somebody else has ended it
+            with suppress(InvalidJob, DuplicateGeneration):  # somebody else has ended it
                 await self._nominated(generation)
 
     async def _nominated(self, generation: Generation) -> None:
@@ -84,7 +69,8 @@ class Sweep:
 
     async def _unwanted(self) -> None:
         """Requests whose stream has ended, or is gone, have nobody left who waits for them."""
-        for request, stream_id in await self._pool.jobs.streaming():
+        page, self._looked_at = await self._pool.jobs.streaming(self._looked_at)
+        for request, stream_id in page:
             if request not in self._pool.attending and await self._has_ended(stream_id):
                 await self._pool.cancel(request)
 

@@ -51,7 +51,7 @@ def continuation(spec: str) -> Continuation:
     return Continuation(pattern or "*", mode)
 
 
-class Sources:
+class ModelSources:
     """All models of a gateway: its upstreams', then those that workers of the pool offer.
 
     Upstreams that are continued are wrapped so that their broken connections are gone over.

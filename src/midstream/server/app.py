@@ -16,8 +16,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from midstream.journal import open_journal
-from midstream.producers.sources import Sources as ModelSources
-from midstream.producers.sources import upstreams
+from midstream.producers.sources import ModelSources, upstreams
 from midstream.records import StreamState
 from midstream.server.auth import Gate, Keys, is_loopback, read_keys
 from midstream.server.guard import Guard
@@ -133,7 +132,11 @@ class Gateway:
         except BaseException:
             await pooled.stop()
             raise
-        await pooled.begin()
+        try:
+            await pooled.begin()
+        except BaseException:
+            await self.stop()
+            raise
 
     async def drain(self) -> None:
         """Nothing new; let open streams finish for `--drain` seconds, then end them as `cancelled` `shutdown`."""

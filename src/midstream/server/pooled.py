@@ -8,28 +8,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from midstream.errors import JournalError, UnknownStream
-from midstream.pool.errors import PoolUnusable
+from midstream.pool.errors import PoolUnavailable, PoolUnusable
 from midstream.pool.jobs import Jobs
 from midstream.pool.leases import open_leases
 from midstream.pool.pool import Pool
 from midstream.pool.sweep import Sweep, recover
 from midstream.producers.pool import PoolSource, shown
+from midstream.pulse import Pulse
 from midstream.server.settings import Settings
 from midstream.streams import Streams
+from midstream.wire import POOL_SWEEP_EVERY
 
 
 class Pooled:
     """The pool and its sweep.  `start` before the streams are, `begin` after; `rest` before they are closed, `stop`
-    after.  Raises ValueError for a database that is none.
+    after.  Raises ValueError for a database that is none, or the journal's own file.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
         assert settings.pool is not None
+        if (file := _file(settings.pool)) and file == _file(settings.journal):
+            raise ValueError(f"--pool and --journal both name {file}: give each a file of its own")
         leases = open_leases(settings.journal, clock)
         place = "" if leases.shared else _place(settings)
         self.pool = Pool(Jobs(settings.pool, clock, place), leases, clock)
         self.source = PoolSource(self.pool, self._has_ended)
         self._sweep = Sweep(self.pool, clock, self._has_ended)
+        self._pulse = Pulse(lambda _: self._sweep.sweep(), POOL_SWEEP_EVERY)
         self._streams: Streams | None = None
 
     def watch(self, streams: Streams) -> None:
@@ -44,9 +49,12 @@ class Pooled:
             raise JournalError(error.message) from error
 
     async def begin(self) -> None:
-        """Settle what the process before left in flight, and sweep from now on."""
-        await recover(self.pool, self._said)
-        self._sweep.start()
+        """Settle what the process before left in flight, and sweep from now on.  Raises JournalError."""
+        try:
+            await recover(self.pool, self._said)
+        except PoolUnavailable as error:
+            raise JournalError(error.message) from error
+        self._pulse.start()
 
     async def sweep(self) -> None:
         """Sweep once, now."""
@@ -54,7 +62,7 @@ class Pooled:
 
     async def rest(self) -> None:
         """Sweep no more."""
-        await self._sweep.stop()
+        await self._pulse.stop()
 
     async def stop(self) -> None:
         """Let go of the stores."""
@@ -74,6 +82,12 @@ class Pooled:
             return shown((await self._streams.answer(stream_id, owner)).fold)
         except UnknownStream:
             return None
+
+
+def _file(url: str) -> str:
+    """The SQLite file of a URL, "" where it has none."""
+    path = url.removeprefix("sqlite:///")
+    return os.path.realpath(path) if path != url else ""
 
 
 def _place(settings: Settings) -> str:

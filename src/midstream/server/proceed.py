@@ -23,7 +23,7 @@ async def proceed(streams: Streams, sources: Sources, state: StreamState) -> Pro
     """A producer that goes on with the answer so far; None where that is off, or not possible for this answer."""
     source: Any = sources.for_model(state.meta.model)
     if source is None:  # its workers may be away just now
-        source = getattr(sources, "pool", None)
+        source = sources.pool
     kept = orjson.loads(state.meta.request)
     front = FRONTS.get(kept.get("route"))
     if not isinstance(source, Continued | Queue) or front is None:

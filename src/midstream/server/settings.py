@@ -180,7 +180,11 @@ class Settings:
         "without keys: a Host this gateway answers for, besides localhost; may be given several times",
     )
     workers: int = _setting(
-        1, count, "N", "processes that share the ports; more than one need a journal that they can share, redis://HOST"
+        1,
+        count,
+        "N",
+        "processes of this gateway, which share its ports (a pool's workers are `midstream worker`); more than one "
+        "need a journal that they can share, redis://HOST",
     )
     insecure: bool = _setting(False, bool, "", "listen beyond loopback although there are no keys")
 

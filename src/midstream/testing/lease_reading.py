@@ -206,7 +206,7 @@ class SignalLaws:
         leases.listen(lambda request, kind: heard["one"].add((request, kind)))
         leases.listen(lambda request, kind: heard["two"].add((request, kind)))
         request = new_id()
-        kinds: tuple[SignalKind, ...] = ("queued", "done", "failed", "cancelled")
+        kinds: tuple[SignalKind, ...] = ("done", "failed", "cancelled")
         for kind in kinds:
             await leases.signal(request, kind)
         await until(lambda: all(len(told) == len(kinds) for told in heard.values()))
@@ -246,7 +246,7 @@ async def listening(leases: Leases, other: Leases) -> dict[str, set[str]]:
     async with asyncio.timeout(10):
         while not all(request in heard for request in first):
             for request in first:
-                await leases.signal(request, "queued")
+                await leases.signal(request, "done")
     return heard
 
 

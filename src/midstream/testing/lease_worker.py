@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Protocol
 
-from midstream.pool.leases import BYTES_PER_TOKEN, Leases, Terms
+from midstream.pool.leases import Leases, Terms
 from midstream.pool.shapes import Entry, Lease, Posted
 from midstream.testing.journal_writer import Clock
+from midstream.wire import POOL_BYTES_PER_TOKEN
 
 __all__ = ["Another", "Clock", "MakeLeases", "Worker", "new_id", "posted", "texts"]
 
@@ -44,7 +45,9 @@ class Worker:
         )
 
     @classmethod
-    async def begin(cls, leases: Leases, request: str | None = None, max_bytes: int = 100 * BYTES_PER_TOKEN) -> Worker:
+    async def begin(
+        cls, leases: Leases, request: str | None = None, max_bytes: int = 100 * POOL_BYTES_PER_TOKEN
+    ) -> Worker:
         """With its lease granted."""
         worker = cls(leases, request or new_id(), max_bytes)
         assert await leases.grant(worker.lease)

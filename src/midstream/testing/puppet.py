@@ -102,6 +102,8 @@ class Puppet:
 class Puppets:
     """The models of a gateway under test: what it is given for its upstreams.  `begun` counts the generations."""
 
+    pool = None
+
     def __init__(self, *models: str) -> None:
         self.names = models or ("puppet",)
         self.begun = 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from midstream.transports.openapi_pool_view import VIEW_SCHEMAS, view_path
-from midstream.transports.workers import PROGRESS_PATHS
-from midstream.transports.workers_shapes import FAULTS, FINISHES
-from midstream.wire import MAX_SEQ
+from midstream.transports.workers_shapes import FAULTS
+from midstream.wire import MAX_SEQ, POOL_FINISHES, POOL_PROGRESS_PATHS, POOL_TEXT_PATH, POOL_USER_PATH
 
 _TEXT = {"type": "string"}
 _FLAG = {"type": "boolean"}
@@ -124,7 +123,7 @@ SCHEMAS: dict[str, Any] = {
         message={**_MESSAGE, "description": "A chat job's reply"},
         state={"type": "string", "enum": ["ok", "censored", "csam", "faulted"]},
         fault_reason={"type": "string", "description": f"One of {', '.join(FAULTS)}, say"},
-        finish_reason={"type": "string", "enum": list(FINISHES)},
+        finish_reason={"type": "string", "enum": list(POOL_FINISHES)},
         native_finish_reason=_TEXT,
         model_id=_TEXT,
         seed={"type": "integer"},
@@ -189,8 +188,8 @@ def _paths() -> dict[str, Any]:
         _OPEN,
     )
     return {
-        **{path: {"post": progress} for path in PROGRESS_PATHS},
-        "/api/v2/generate/text/async": {
+        **{path: {"post": progress} for path in POOL_PROGRESS_PATHS},
+        f"{POOL_TEXT_PATH}/async": {
             "post": _post(
                 "Ask for generations, to be polled for",
                 "PoolAsk",
@@ -199,12 +198,12 @@ def _paths() -> dict[str, Any]:
                 _KEYED,
             )
         },
-        "/api/v2/generate/text/status/{id}": {
+        f"{POOL_TEXT_PATH}/status/{{id}}": {
             "parameters": [request_id],
             "get": _operation("How a request stands", status, _OPEN),
             "delete": _operation("Cancel a request", status, _OPEN),
         },
-        "/api/v2/generate/text/pop": {
+        f"{POOL_TEXT_PATH}/pop": {
             "post": _post(
                 "A job that this worker can do, or none",
                 "PoolPop",
@@ -212,7 +211,7 @@ def _paths() -> dict[str, Any]:
                 _KEYED,
             )
         },
-        "/api/v2/generate/text/submit": {
+        f"{POOL_TEXT_PATH}/submit": {
             "post": _post(
                 "Hand in a reply, or a fault",
                 "PoolSubmit",
@@ -220,7 +219,7 @@ def _paths() -> dict[str, Any]:
                 _KEYED,
             )
         },
-        "/api/v2/find_user": {
+        POOL_USER_PATH: {
             "get": _operation("Whose key this is, and the balance", {"200": _user()} | _refusals(400, 401), _KEYED)
         },
     }

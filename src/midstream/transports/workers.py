@@ -22,15 +22,13 @@ from midstream.transports import workers_answers as answers
 from midstream.transports import workers_shapes as shapes
 from midstream.transports.http import NO_STORE, Caller, Endpoint, header, json_response, read_body
 from midstream.transports.workers_fields import InvalidFields, Unparsable, parse
-from midstream.wire import HTTP_STATUS
+from midstream.wire import HTTP_STATUS, POOL_PROGRESS_PATHS, POOL_TEXT_PATH, POOL_USER_PATH
 
 if TYPE_CHECKING:  # its database library is slow to load, and most gateways have no pool
     from midstream.pool.pool import Pool
 
 # Everything under these answers in the shapes of this module, what does not exist too.
 PREFIXES: Final = ("/api/", "/v2/")
-_TEXT: Final = "/api/v2/generate/text"
-PROGRESS_PATHS: Final = (f"{_TEXT}/progress", "/v2/generate/text/progress")
 
 _GO_ON, _STOP = b'{"cancelled":false}', b'{"cancelled":true}'
 
@@ -63,16 +61,16 @@ class WorkersApi:
 
     def routes(self) -> list[Route]:
         """In the order in which they are tried: the one that is asked most comes first."""
-        progress = [Route(path, Endpoint(self.progress), methods=["POST"]) for path in PROGRESS_PATHS]
-        status = Route(f"{_TEXT}/status/{{id}}", self._answered(self.status), methods=["GET", "DELETE"])
+        progress = [Route(path, Endpoint(self.progress), methods=["POST"]) for path in POOL_PROGRESS_PATHS]
+        status = Route(f"{POOL_TEXT_PATH}/status/{{id}}", self._answered(self.status), methods=["GET", "DELETE"])
         status.methods = {"GET", "DELETE"}
         return [
             *progress,
-            Route(f"{_TEXT}/pop", self._answered(self.pop), methods=["POST"]),
-            Route(f"{_TEXT}/submit", self._answered(self.submit), methods=["POST"]),
-            Route(f"{_TEXT}/async", self._answered(self.enqueue), methods=["POST"]),
+            Route(f"{POOL_TEXT_PATH}/pop", self._answered(self.pop), methods=["POST"]),
+            Route(f"{POOL_TEXT_PATH}/submit", self._answered(self.submit), methods=["POST"]),
+            Route(f"{POOL_TEXT_PATH}/async", self._answered(self.enqueue), methods=["POST"]),
             status,
-            Route("/api/v2/find_user", self._answered(self.find_user), methods=["GET"]),
+            Route(POOL_USER_PATH, self._answered(self.find_user), methods=["GET"]),
         ]
 
     # --- progress ---------------------------------------------------------------------------------------------------

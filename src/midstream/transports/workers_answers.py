@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from midstream.pool.payload import TURN
+from midstream.pool.payload import TURN, text_of
 from midstream.pool.shapes import Account, Ask, Generation, Popped, Request, RequestView, worker_id
 from midstream.wire import POOL_LEASE_TERM
 
@@ -93,18 +93,12 @@ def _as_prompt(payload: dict[str, Any]) -> dict[str, Any]:
 
 def rendered(messages: list[dict[str, Any]]) -> str:
     """A chat as one prompt: a transcript that ends where the assistant is to speak, or, if it spoke last, to go on."""
-    turns = [f"{_ROLES.get(str(message.get('role')), 'User')}: {_said(message.get('content'))}" for message in messages]
+    turns = [
+        f"{_ROLES.get(str(message.get('role')), 'User')}: {text_of(message.get('content'))}" for message in messages
+    ]
     if messages[-1].get("role") != "assistant":
         turns.append("Assistant:")
     return "\n".join(turns)
-
-
-def _said(content: Any) -> str:
-    """The text of a message, which may come in parts."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    return "\n".join(part["text"] for part in parts if part.get("type") == "text")
 
 
 # --- status -----------------------------------------------------------------------------------------------------------

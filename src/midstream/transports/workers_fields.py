@@ -126,9 +126,9 @@ class Fields:
 
 
 def shown(value: Any) -> str:
-    """A value in a complaint."""
+    """A value in a complaint, as an answer can hold it."""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = whole(json.dumps(value, ensure_ascii=False))
     except RecursionError:
         return "a value nested too deep to be shown"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

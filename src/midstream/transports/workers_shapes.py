@@ -39,11 +39,9 @@ from midstream.transports.workers_fields import (
     parse,
     shown,
 )
-from midstream.wire import MAX_SEQ
+from midstream.wire import MAX_SEQ, POOL_CONTEXTS, POOL_FINISHES, POOL_LENGTHS, POOL_MOST_THREADS
 
-# Tokens.  A worker may declare more than any request asks for.
-_MOST_ASKED: Final = 16_384
-_MOST_CONTEXT: Final = 1_048_576
+# Tokens: a worker may declare more than any request asks for.
 _MOST_DECLARED: Final = 2**31 - 1
 _MOST_NAMES: Final = 1000
 _A_NAME = a_text(255, 1)
@@ -97,7 +95,6 @@ _REFUSED: Final[dict[str, str]] = {
     "extra_source_images": "text requests take no images",
 }
 
-FINISHES: Final = ("stop", "length", "content_filter", "tool_calls")
 FAULTS: Final = ("prompt_overflow", "unbuildable_grammar", "tool_violation", "reply_refused", "generation_error")
 _FAULTED: Final = "faulted"
 
@@ -142,8 +139,8 @@ def wanted(body: dict[str, Any], owner: str) -> Wanted:
         fields.take(name, a_flag)
     params = fields.inside("params")
     amount = params.take("n", a_whole(1, 20), 1)
-    max_length = params.take("max_length", a_whole(16, _MOST_ASKED), 80)
-    context = params.take("max_context_length", a_whole(80, _MOST_CONTEXT), 2048)
+    max_length = params.take("max_length", a_whole(*POOL_LENGTHS), 80)
+    context = params.take("max_context_length", a_whole(*POOL_CONTEXTS), 2048)
     sampling = {name: value for name, check in _PARAMS.items() if (value := params.take(name, check)) is not None}
     fields.done()
     _refuse(body, prompt, max_length, context, sampling)
@@ -196,7 +193,7 @@ def declaration(body: dict[str, Any], owner: str, agent: str) -> Declaration:
         max_length=fields.take("max_length", a_whole(1, _MOST_DECLARED), 512),
         max_context_length=fields.take("max_context_length", a_whole(1, _MOST_DECLARED), 2048),
         amount=fields.take("amount", a_whole(1, 20), 1),
-        threads=fields.take("threads", a_whole(1, 50), 1),
+        threads=fields.take("threads", a_whole(1, POOL_MOST_THREADS), 1),
         agent=fields.take("bridge_agent", a_text(1000), agent)[:255],
         **_chat_declaration(fields, models),
     )
@@ -322,7 +319,7 @@ def handed(body: dict[str, Any]) -> Handed:
 def _reply(fields: Fields, body: dict[str, Any], state: str) -> Reply:
     seed = fields.take("seed", a_whole(-(2**63), 2**63 - 1))
     metadata = fields.take("gen_metadata", a_list(a_tree, 50), [])
-    finish = fields.take("finish_reason", one_of(*FINISHES))
+    finish = fields.take("finish_reason", one_of(*POOL_FINISHES))
     fields.take("native_finish_reason", a_text(32))
     usage = _usage(fields)
     if body.get("message") is not None:

@@ -12,13 +12,14 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, select
 from sqlalchemy.exc import IntegrityError
 
-from midstream.pool import lifecycle, outcomes, queries
+from midstream.pool import lifecycle, outcomes, queries, tables
 from midstream.pool.errors import DuplicateGeneration, InvalidJob, UnknownRequest, WrongCredentials
-from midstream.pool.jobs import CHECK_IN, Jobs
+from midstream.pool.jobs import CHECK_IN, START, Jobs
 from midstream.pool.jobs import _enqueue as enqueue
+from midstream.pool.overview import Overview
 from midstream.pool.shapes import Ask, Declaration, Generation, LedgerRow, Reply, Request
 from midstream.testing.clock import ManualClock
 from midstream.wire import POOL_MOST_FAULTS, POOL_REQUEST_TERM
@@ -37,10 +38,26 @@ class Queue(Jobs):
         self.url, self.clock = url, ManualClock()
         super().__init__(url, self.clock)
 
+    async def look(self, limit: int = 100) -> Overview:
+        """All there is, workers that have not been seen for years among them."""
+        return await self.overview(limit, 0, 1e9)
+
     async def leased_one(self, ask: Ask = ASK, worker: Declaration = WORKER) -> tuple[Request, Generation]:
         """A request, and the generation of it that a worker has."""
         request = await self.enqueue(ask)
         return request, await self.popped(worker)
+
+    async def many(self, count: int, ask: Ask = ASK) -> None:
+        """So many requests on streams of their own, in one transaction."""
+        now = self.clock()
+
+        def add(connection: Connection) -> None:
+            for at in range(count):
+                each = replace(ask, stream_id=f"s{at}")
+                request = Request(str(uuid4()), each, "waiting", 1, 0, now, now + POOL_REQUEST_TERM)
+                enqueue(connection, request, queries.ask_row(each))
+
+        await self._db.write(add)
 
     async def popped(self, worker: Declaration = WORKER) -> Generation:
         """What a pop gives, which must be something."""
@@ -118,7 +135,7 @@ async def test_what_is_not_there_is_said_to_be(jobs: Queue) -> None:
 async def test_a_request_that_makes_no_sense_is_refused(jobs: Queue, ask: Ask) -> None:
     with pytest.raises(ValueError, match=r"telepathy|one generation"):
         await jobs.enqueue(ask)
-    assert await jobs.queue() == []
+    assert (await jobs.look()).queue == []
 
 
 async def test_a_pop_leases_a_slot_and_pushes_the_expiry_on(jobs: Queue) -> None:
@@ -172,7 +189,7 @@ async def test_a_pop_with_absurd_numbers_gets_what_others_get(jobs: Queue) -> No
     absurd = replace(WORKER, amount=10**30, threads=10**30, max_length=10**30, max_context_length=10**30)
     assert len((await jobs.pop(absurd)).given) == 20
     assert (await jobs.pop(replace(absurd, amount=-5, max_length=-(10**30)))).given == []
-    assert [row.threads for row in await jobs.workers()] == [10**30]
+    assert [row.threads for row in (await jobs.look()).workers] == [10**30]
 
 
 async def test_a_miss_says_why_and_a_hit_does_not(jobs: Queue) -> None:
@@ -246,11 +263,13 @@ async def test_a_commit_without_an_answer_is_not_done_twice() -> None:
     try:
         lose_commit(jobs._db.engine)
         request = await jobs.enqueue(ASK)
-        assert await jobs.queue() == [request]
+        assert [row.id for row in (await jobs.look()).queue] == [request.id]
+        assert await jobs.request(request.id) == request
         await jobs.pop(replace(WORKER, models=("none",)))  # it is checked in now
         lose_commit(jobs._db.engine)
         [(generation, given)] = (await jobs.pop(WORKER)).given
-        assert await jobs.leased() == [generation]
+        assert [row.generation for row in (await jobs.look()).running] == [generation.id]
+        assert await jobs.generations(request.id) == [generation]
         assert given == await jobs.request(request.id)
         lose_commit(jobs._db.engine)
         submitted = await jobs.submit(generation.id, "bob", REPLY)
@@ -275,10 +294,10 @@ async def test_a_check_in_is_written_at_most_each_thirty_seconds(jobs: Queue) ->
     for _ in range(3):
         jobs.clock.advance(CHECK_IN / 4)
         await jobs.pop(WORKER)
-    assert [row.seen_at for row in await jobs.workers()] == [seen]
+    assert [row.seen_at for row in (await jobs.look()).workers] == [seen]
     jobs.clock.advance(CHECK_IN / 4)
     await jobs.pop(replace(WORKER, models=("new",), agent="home:2"))
-    [row] = await jobs.workers()
+    [row] = (await jobs.look()).workers
     assert (row.seen_at, row.models, row.agent) == (jobs.clock(), ("new",), "home:2")
 
 
@@ -286,7 +305,7 @@ async def test_a_clock_that_jumps_back_does_not_keep_workers_from_checking_in(jo
     await jobs.pop(WORKER)
     jobs.clock.set(jobs.clock() - 86_400)
     await jobs.pop(WORKER)
-    assert [row.seen_at for row in await jobs.workers()] == [jobs.clock()]
+    assert [row.seen_at for row in (await jobs.look()).workers] == [jobs.clock()]
 
 
 async def test_a_workers_name_is_its_owners(jobs: Queue) -> None:
@@ -301,8 +320,8 @@ async def test_models_are_those_of_workers_seen_lately(jobs: Queue) -> None:
     await jobs.pop(WORKER)
     jobs.clock.advance(400)
     await jobs.pop(replace(WORKER, name="new", models=("tiny", "small")))
-    assert await jobs.models(jobs.clock() - 300) == ["small", "tiny"]
-    assert await jobs.models(0) == ["large", "small", "tiny"]
+    assert [worker.models for worker in await jobs.declarations(jobs.clock() - 300)] == [("tiny", "small")]
+    assert [worker.models for worker in await jobs.declarations(0)] == [WORKER.models, ("tiny", "small")]
     declared = replace(
         WORKER,
         name="chatter",
@@ -320,9 +339,9 @@ async def test_a_worker_not_seen_for_a_month_is_forgotten_and_its_name_free(jobs
     await jobs.pop(WORKER)
     jobs.clock.advance(31 * 86_400)
     await jobs.expire(jobs.clock())
-    assert await jobs.workers() == []
+    assert (await jobs.look()).workers == []
     await jobs.pop(replace(WORKER, owner="carol"))
-    assert [row.owner for row in await jobs.workers()] == ["carol"]
+    assert [row.owner for row in (await jobs.look()).workers] == ["carol"]
 
 
 async def test_a_reply_is_kept_and_paid_once(jobs: Queue) -> None:
@@ -342,9 +361,10 @@ async def test_a_reply_is_kept_and_paid_once(jobs: Queue) -> None:
     assert (submitted.request.status, submitted.request.finished, submitted.request.leased) == ("done", 1, 0)
     [kept] = await jobs.generations(request.id)
     assert kept == replace(generation, status="done", settled=True, units=51, reply=reply)
-    assert await jobs.ledger() == [LedgerRow(generation.id, "alice", "bob", 51, "home", "small", jobs.clock())]
+    seen = await jobs.look()
+    assert seen.ledger == [LedgerRow(generation.id, "alice", "bob", 51, "home", "small", jobs.clock())]
     assert [await jobs.balance(owner) for owner in ("alice", "bob", "carol")] == [-51, 51, 0]
-    [row] = await jobs.workers()
+    [row] = seen.workers
     assert (row.finished, row.lost, row.earned) == (1, 0, 51)
 
 
@@ -370,7 +390,7 @@ async def test_who_serves_himself_is_paid_by_himself(jobs: Queue) -> None:
     _, generation = await jobs.leased_one(replace(ASK, owner="bob"))
     assert (await jobs.submit(generation.id, "bob", REPLY)).units == 50
     assert await jobs.balance("bob") == 0
-    assert [(row.payer, row.payee, row.units) for row in await jobs.ledger()] == [("bob", "bob", 50)]
+    assert [(row.payer, row.payee, row.units) for row in (await jobs.look()).ledger] == [("bob", "bob", 50)]
 
 
 async def test_a_second_submit_says_so_and_changes_nothing(jobs: Queue) -> None:
@@ -416,7 +436,7 @@ async def test_a_fault_offers_the_job_again_and_the_late_worker_is_told(jobs: Qu
     assert (await jobs.submit(second.id, "bob", REPLY)).request.status == "done"
     assert [one.status for one in await jobs.generations(request.id)] == ["faulted", "done"]
     assert (await jobs.generation(generation.id)).reason == "generation_error"
-    assert [(row.finished, row.lost) for row in await jobs.workers()] == [(1, 1)]
+    assert [(row.finished, row.lost) for row in (await jobs.look()).workers] == [(1, 1)]
     assert await jobs.balance("bob") == 50
 
 
@@ -516,11 +536,11 @@ async def test_a_renewed_lease_is_not_nominated(jobs: Queue) -> None:
         await jobs.renew(generation.id)
     jobs.clock.advance(lifecycle.NOMINATED + 1)
     assert [one.id for one in await jobs.nominees(jobs.clock())] == [generation.id]
-    assert [one.id for one in await jobs.leased()] == [generation.id]
+    assert [row.generation for row in (await jobs.look()).running] == [generation.id]
     await jobs.fault(generation.id, None, "its lease ran out")
     await jobs.renew(generation.id)
     assert await jobs.nominees(jobs.clock()) == []
-    assert await jobs.leased() == []
+    assert (await jobs.look()).running == []
 
 
 @pytest.mark.parametrize("reoffer", [True, False])
@@ -534,7 +554,7 @@ async def test_what_is_taken_back_counts_no_fault_and_no_pay(jobs: Queue, reoffe
     assert (after.faults, after.leased) == (0, 0)
     assert after.status == ("waiting" if reoffer else "failed")
     assert bool((await jobs.pop(WORKER)).given) is reoffer
-    assert await jobs.ledger() == []
+    assert (await jobs.look()).ledger == []
 
 
 async def test_a_request_that_nobody_takes_expires_and_is_forgotten_later(jobs: Queue) -> None:
@@ -552,6 +572,31 @@ async def test_a_request_that_nobody_takes_expires_and_is_forgotten_later(jobs: 
     with pytest.raises(UnknownRequest):
         await jobs.request(request.id)
     assert await jobs.by_stream("s1") is None
+
+
+async def test_thousands_expire_and_are_forgotten_in_one_go(jobs: Queue) -> None:
+    """More than one transaction takes: what comes in faster than it goes would pile up for ever."""
+    count = queries.SWEEP + 5
+    await jobs.many(count)
+    jobs.clock.advance(POOL_REQUEST_TERM)
+    assert len(await jobs.expire(jobs.clock())) == count
+    assert await jobs.totals() == (0, 0)
+    jobs.clock.advance(lifecycle.KEPT)
+    assert await jobs.expire(jobs.clock()) == []
+    assert await jobs._db.read(lambda connection: connection.execute(select(tables.request.c.id)).all()) == []
+
+
+async def test_every_request_on_a_stream_comes_into_view_however_many_there_are(jobs: Queue) -> None:
+    """Page by page, each once, and then from the beginning."""
+    count = queries.SWEEP + 5
+    await jobs.many(count)
+    seen: list[str] = []
+    position = START
+    for _ in range(2):
+        page, position = await jobs.streaming(position)
+        seen += [stream_id for _, stream_id in page]
+    assert sorted(seen) == sorted(f"s{at}" for at in range(count))
+    assert position == START
 
 
 async def test_a_request_that_a_worker_has_does_not_expire(jobs: Queue) -> None:
@@ -575,7 +620,7 @@ async def test_forgetting_takes_generations_and_replies_along_but_not_the_ledger
     await jobs.expire(jobs.clock())
     with pytest.raises(UnknownRequest):
         await jobs.request(cancelled.id)
-    assert [row.units for row in await jobs.ledger()] == [50, 50]
+    assert [row.units for row in (await jobs.look()).ledger] == [50, 50]
     assert await jobs.balance("bob") == 100
 
 
@@ -586,9 +631,9 @@ async def test_lists_for_people_are_cut(jobs: Queue) -> None:
         generation = await jobs.popped(replace(WORKER, name=f"w{number}"))
         if number < 2:
             await jobs.submit(generation.id, "bob", REPLY)
-    assert [one.id for one in await jobs.queue(5)] == [requests[2].id]
-    assert [row.name for row in await jobs.workers(2)] == ["w2", "w1"]
-    assert [row.worker for row in await jobs.ledger(1)] == ["w1"]
+    assert [row.request for row in (await jobs.look(5)).running] == [requests[2].id]
+    assert [row.name for row in (await jobs.look(2)).workers] == ["w2", "w1"]
+    assert [row.worker for row in (await jobs.look(1)).ledger] == ["w1"]
 
 
 async def test_two_gateways_on_one_database_see_one_queue(jobs: Queue) -> None:
@@ -611,7 +656,7 @@ async def test_what_was_written_outlives_the_process(jobs: Queue) -> None:
     again = Queue(jobs.url)
     await again.open()
     try:
-        assert await again.leased() == [generation]
+        assert await again.generations(request.id) == [generation]
         assert (await again.submit(generation.id, "bob", REPLY)).request.id == request.id
     finally:
         await again.close()

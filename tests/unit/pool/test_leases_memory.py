@@ -51,6 +51,21 @@ async def test_entries_are_forgotten_before_the_request() -> None:
     assert await texts(leases, worker.request) == ["b"]
 
 
+async def test_text_goes_with_the_relay_of_a_request_that_is_over() -> None:
+    """And not before: a worker that is still at it may have another reader yet."""
+    leases = MemoryLeases(ManualClock(), TERMS)
+    worker = await Worker.begin(leases)
+    await worker.say("a")
+    leases.watch(worker.request, lambda: None)()
+    assert await texts(leases, worker.request) == ["a"]
+    first, second = (leases.watch(worker.request, lambda: None) for _ in range(2))
+    await leases.end(worker.generation, marker=False)
+    first()
+    assert await texts(leases, worker.request) == ["a"]
+    second()
+    assert await texts(leases, worker.request) == []
+
+
 async def test_clock_that_is_set_back_forgets_nothing() -> None:
     """A lease then lasts longer; none is lost for it."""
     clock = ManualClock()

@@ -189,13 +189,13 @@ def test_completion_has_one_prompt(prompt: Any) -> None:
 
 
 def test_assistant_s_message_may_be_calls_alone() -> None:
-    chat(
-        messages=[*HELLO, {"role": "assistant", "content": None, "tool_calls": [{}]}, {"role": "tool", "content": "1"}]
-    )
+    calls = [{"role": "assistant", "content": None, "tool_calls": [{}]}, {"role": "tool", "content": "1"}]
+    assert chat(messages=[*HELLO, *calls]).payload["messages"] == [*HELLO, *calls]
 
 
 def test_schema_of_ten_levels_is_within_the_bound() -> None:
-    chat(tools=[{"type": "function", "function": {"name": "f", "parameters": nested(10)}}])
+    tools = [{"type": "function", "function": {"name": "f", "parameters": nested(10)}}]
+    assert chat(tools=tools).payload["tools"] == tools
 
 
 def test_reply_loses_the_stop_string_that_was_ours() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from midstream.pool import lifecycle
 from midstream.pool.errors import (
     DuplicateGeneration,
     InvalidJob,
@@ -453,7 +454,7 @@ async def test_cancel_that_races_leaves_one_outcome_and_a_sum_of_zero(here: Hous
         assert await here.look() == []
     requester, worker = await here.balances()
     assert requester + worker == 0
-    assert len(await here.jobs.ledger()) <= 5
+    assert len((await here.pool.overview()).ledger) <= 5
 
 
 # --- what is known without asking -------------------------------------------------------------------------------------
@@ -514,6 +515,24 @@ async def test_overview_shows_who_works_what_runs_and_who_was_paid(here: House) 
     assert [(row.payer, row.payee, row.units) for row in seen.ledger] == [("ada", "bob", 25)]
     await here.pool.refresh()
     assert (here.pool.totals.waiting, here.pool.totals.running, here.pool.totals.units) == (1, 1, 25)
+
+
+async def test_only_its_own_gateway_says_that_a_lease_in_memory_has_run_out(tmp_path: Path) -> None:
+    """The database was away for long, and has heard of no renewal; a gateway that never comes back is given up."""
+    clock = ManualClock()
+    async with house(tmp_path, clock=clock) as here, house(tmp_path, clock=clock) as there:
+        there.jobs._place = "there"
+        request, generation = await leased(here)
+        for seq in range(1, 4):
+            clock.advance(TERM - 1)
+            await here.leases.post(generation.id, KEY, seq, "x", "")  # and nobody tells the database
+        await there.sweep()
+        assert (await here.jobs.generation(generation.id)).status == "leased"
+        await here.sweep()
+        assert (await here.jobs.generation(generation.id)).expires_at > clock()
+        clock.advance(lifecycle.NOMINATED + lifecycle.KEPT + 1)
+        await there.sweep()
+        assert (await here.jobs.request(request.id)).faults == 1
 
 
 async def test_generation_streams_only_where_its_lease_can_be(tmp_path: Path) -> None:

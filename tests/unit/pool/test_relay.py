@@ -46,6 +46,9 @@ def taken_over(seq: int, text: str, **more: Any) -> Relay:
         ("a\r\nb", "a\nb\n", ""),
         ("nul \ufffd here", "nul \0", " here"),
         ("\U0001f600!", "\ud83d\ude00", "!"),
+        ("a \U0001f600!", "a \ud83d", "\ude00!"),
+        ("a\n\U0001f600", "a\r\n\ud83d", "\ude00"),
+        ("a \ufffd!", "a \ud83d", "!"),
         ("", " \n", ""),
     ],
 )
@@ -63,6 +66,8 @@ def test_reply_may_go_on_or_lack_what_workers_trim(reply: str, relayed: str, res
         ("The cat", "The cat### and"),
         ("The cat", "The cat##"),
         ("The cat", " The cat"),
+        ("a \U0001f6ff", "a \ud83e"),
+        ("a !", "a \ud83d"),
         ("the cat", "The cat"),
         ("", "The cat"),
     ],
@@ -107,6 +112,36 @@ def test_reply_comes_whole_before_anything_was_shown() -> None:
     assert relay.finish.finish_reason == "tool_calls"
 
 
+def test_two_calls_of_one_number_stay_two() -> None:
+    """Some servers give every call the index 0: by its place each is a call of its own, arguments and all."""
+    relay = Relay()
+    calls = [{"index": 0, "id": name, "function": {"name": name, "arguments": "{}"}} for name in ("f", "g")]
+    relay.reply("a", Reply(None, tool_calls=calls))
+    [chunk] = relay.take()
+    assert chunk.more is not None
+    assert [(call["index"], call["id"]) for call in chunk.more["tool_calls"]] == [(0, "f"), (1, "g")]
+
+
+@pytest.mark.parametrize("before", [(), ("The ",)])
+def test_batch_that_a_replaced_store_took_twice_is_shown_once(before: tuple[str, ...]) -> None:
+    """It came again with its number and every word; with other words it is a divergence."""
+    newest = entry("a", len(before) + 1, "cat")
+    relay = relayed(*before, "cat")
+    relay.feed(newest)
+    relay.feed(entry("a", newest.seq + 1, " sat"))
+    assert [chunk.delta for chunk in relay.take()] == [" sat"]
+    relay.feed(entry("a", newest.seq, "cat"))
+    assert relay.state == "diverged"
+
+
+def test_batch_that_a_replaced_store_took_twice_is_passed_over_at_a_take_over() -> None:
+    """Though the process before had journaled the first of the two."""
+    relay = taken_over(2, "The cat")
+    for what in (entry("a", 1, "The"), entry("a", 2, " cat"), entry("a", 2, " cat"), entry("a", 3, " sat")):
+        relay.feed(what)
+    assert [chunk.delta for chunk in relay.take()] == [" sat"]
+
+
 def test_an_attempt_that_died_unseen_leaves_nothing_behind() -> None:
     """Its text was never handed over: the next worker's answer is all there is."""
     relay = Relay()
@@ -134,7 +169,7 @@ def test_second_attempt_never_joins_a_first_that_was_shown(second: str) -> None:
     [
         (Entry("a", 0, "", "", "w", "m", ended=True), "the worker was lost"),
         (entry("a", 3, "x"), "the worker's batch 2 is missing: 3 came"),
-        (entry("a", 1, "x"), "the worker's batch 2 is missing: 1 came"),
+        (entry("a", 1, "y"), "the worker's batch 2 is missing: 1 came"),
     ],
 )
 def test_divergence_says_why(stray: Entry, why: str) -> None:

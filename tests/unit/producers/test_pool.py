@@ -19,9 +19,9 @@ from midstream.pool.shapes import Generation, Reply
 from midstream.records import Fold
 from midstream.rules import fold
 from midstream.testing.clock import ManualClock
-from midstream.testing.patience import until
+from midstream.testing.patience import eventually, until
 from midstream.wire import POOL_ABANDONED
-from tests.houses import KEY, OWNER, WORKER, House, eventually, house
+from tests.houses import KEY, OWNER, WORKER, House, house
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]

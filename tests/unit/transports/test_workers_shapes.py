@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 
 from midstream.pool.errors import InvalidJob, NoLease, NulByteInPayload, PoolError, UnknownRequest
@@ -346,12 +347,14 @@ def test_what_a_post_may_hold_stays_as_it_is_but_for_nul() -> None:
         ("id", [ID]),
         ("seq", None),
         ("seq", "1"),
+        ("seq", "\ud83d"),
         ("seq", 1.0),
         ("seq", True),
         ("seq", -1),
         ("seq", 2**53),
         ("seq", 10**30),
         ("content", 5),
+        ("content", ["\ud83d"]),
         ("content", ["a"]),
         ("content", {}),
         ("reasoning_content", 5),
@@ -361,6 +364,7 @@ def test_a_post_of_the_wrong_types_is_refused(field: str, value: Any) -> None:
     with pytest.raises(InvalidFields) as error:
         posted(**{field: value})
     assert error.value.errors.keys() == {field}
+    assert orjson.dumps(error.value.body())  # half a surrogate pair in it is none of the answer's
 
 
 @pytest.mark.parametrize("name", ["", "x", ID.upper(), ID + "0", "\0" * 36, "\ud800" * 36, "x" * 100_000])
