@@ -47,9 +47,9 @@ def reason(told: dict[str, Any]) -> str:
 
 
 def import_map(root: str) -> str:
-    """A page's import map for packages that stand below this path as npm has laid them out."""
+    """A page's import map for Connect's packages that stand below this path as npm has laid them out."""
     imports = {}
-    for manifest in MODULES.glob("@*/*/package.json"):
+    for manifest in (*MODULES.glob("@bufbuild/*/package.json"), *MODULES.glob("@connectrpc/*/package.json")):
         package = json.loads(manifest.read_text(encoding="utf-8"))
         for name, targets in package["exports"].items():
             target = targets["import"] if isinstance(targets, dict) else targets

@@ -40,10 +40,8 @@ async def run(store: Store, producer: Produced) -> tuple[Writer, list[Record]]:
     told = meta(clock)
     created = await store.create(told, [native.start(told.stream_id, told.model)])
     writer = Writer(store, clock, told, created.state.epoch, 2, producer)
-    go: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     ended = asyncio.Event()
-    writer.start(lambda _: ended.set(), go)
-    go.set_result(None)
+    writer.start(lambda _: ended.set())
     await soon(ended.wait())
     return writer, [Record.of(frame) for frame in await read_all(store, told.stream_id)]
 

@@ -27,10 +27,8 @@ async def written(producer: Produced) -> list[Record]:
     told = meta(clock)
     created = await journal.create(told, [native.start(told.stream_id, told.model)])
     writer = Writer(journal, clock, told, created.state.epoch, 2, producer)
-    go: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     ended = asyncio.Event()
-    writer.start(lambda _: ended.set(), go)
-    go.set_result(None)
+    writer.start(lambda _: ended.set())
     await soon(ended.wait())
     return [Record.of(frame) for frame in await read_all(journal, told.stream_id)]
 

@@ -63,8 +63,11 @@ class Scripted:
     async def generate(
         self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
     ) -> AsyncGenerator[list[Chunk] | Finish, None]:
-        """Yield an empty list, lists of chunks, then one Finish.  The text is a function of prompt and `seed` alone (see `tokens`).
-        `max_tokens` is its length, or cuts the one that the name says: that is the finish_reason "length"."""
+        """Yield an empty list, lists of chunks, then one Finish.
+
+        The text is a function of prompt and `seed` alone (see `tokens`).  `max_tokens` is its length, or cuts the one
+        that the name says: that is the finish_reason "length".
+        """
         yield []
         named = _NAME.fullmatch(str(body.get("model", ""))) or _NAME.fullmatch("scripted")
         assert named is not None

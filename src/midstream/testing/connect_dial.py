@@ -22,7 +22,7 @@ from midstream.codec.inference import index_of, resume_from
 from midstream.codec.pb import inference_pb2 as pb
 from midstream.testing.gateway import RunningGateway
 from midstream.testing.grpc_dial import GRPC, ended, heard, told_by
-from midstream.testing.transport_dial import Connect, Heard, Refused, Wire
+from midstream.testing.transport_dial import Connect, Heard, Refused, Wire, narrow
 from midstream.wire import GRPC_SERVICE, H_STREAM_ID
 
 CONNECT, GRPC_WEB = replace(GRPC, name="connect"), replace(GRPC, name="grpc-web")
@@ -237,7 +237,7 @@ def _refused(info: ErrorInfo | None) -> Refused:
 async def _connect(answer: Callable[[], Answer], gateway: RunningGateway, key: str) -> AsyncIterator[ConnectDial]:
     """The dial of one key's owner."""
     headers = {"Authorization": f"Bearer {key}"}
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, socket_factory=narrow)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
         dial = ConnectDial(session, gateway.address, answer())

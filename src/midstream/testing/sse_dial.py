@@ -13,7 +13,7 @@ import orjson
 from midstream.codec.sse import Decoder
 from midstream.cursor import Cursor
 from midstream.testing.gateway import RunningGateway
-from midstream.testing.transport_dial import FACTS, Heard, Refused, Wire
+from midstream.testing.transport_dial import FACTS, Heard, Refused, Wire, narrow
 from midstream.wire import EXPIRED, H_STREAM_ID, Q_CURSOR
 
 SSE = Wire("sse", native_records=True, seq_twice=True, heartbeats=True, has_state=True, rests_at_end=True)
@@ -142,7 +142,7 @@ def refusal(body: bytes) -> Refused:
 async def connect(gateway: RunningGateway, key: str) -> AsyncIterator[SseDial]:
     """The dial of one key's owner."""
     headers = {"Authorization": f"Bearer {key}"}
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, socket_factory=narrow)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(headers=headers, connector=connector, timeout=timeout) as session:
         dial = SseDial(session, gateway.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,17 @@ KEYS = f"ada:{ADA}\nbob:{BOB}\n"
 
 # What an error of a position says beside its code.
 FACTS = ("oldest_available", "highest_seq")
+
+
+def narrow(address: tuple[Any, ...]) -> socket.socket:
+    """A socket whose kernel holds little of what its reader has not taken, for `getaddrinfo`'s description of a peer.
+
+    Left to itself it grows to tens of megabytes (tcp(7), `tcp_rmem`), and a reader that takes nothing is long in need.
+    """
+    family, kind, protocol, *_ = address
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+    return opened
 
 
 class Refused(Exception):

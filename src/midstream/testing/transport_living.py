@@ -21,9 +21,8 @@ from midstream.wire import SEND_STALL, SLICE_BYTES
 
 PIECE = 128 * 1024
 STREAM_BYTES = 2 * 1024 * 1024
-# More than the sockets of a loopback connection hold, also where the kernel lets a receive buffer grow to 32 MiB; a
-# reader that takes nothing is given no more than that.
-SOCKETS = 48 * 1024 * 1024
+# More than the sockets of a connection hold whose reader's is narrow: one that takes nothing is given no more.
+SOCKETS = 24 * 1024 * 1024
 
 
 class LivingLaws:

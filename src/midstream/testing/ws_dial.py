@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from midstream.cursor import Cursor
 from midstream.testing import sse_dial
 from midstream.testing.gateway import RunningGateway
-from midstream.testing.transport_dial import FACTS, Heard, Refused, Wire
+from midstream.testing.transport_dial import FACTS, Heard, Refused, Wire, narrow
 from midstream.wire import WS_CLOSE, WS_PATH
 
 WEBSOCKET = Wire("websocket", native_records=True, seq_twice=False, heartbeats=True, has_state=False, rests_at_end=True)
@@ -33,9 +35,13 @@ async def dialled(gateway: RunningGateway, key: str | None = None, **more: Any) 
     `key` goes into a header.  Raises what `websockets` does where the gateway refuses.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
+    wire = narrow((socket.AF_INET, socket.SOCK_STREAM, 0))
+    wire.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(wire, ("127.0.0.1", gateway.port))
     return await open_socket(
         gateway.address.replace("http", "ws", 1) + WS_PATH,
         additional_headers=headers | more.pop("headers", {}),
+        sock=wire,
         compression=None,
         proxy=None,
         ping_interval=None,

@@ -187,14 +187,11 @@ class ResponsesApi:
         raise _gone(after)
 
 
-class _TooLong(CursorExpired):
-    """The last events of a response tell all of it, and so its reader holds all of it: up to a bound."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self.detail = (
-            "this response is longer than what can be told of one; read its stream, or raise --max-stream-bytes"
-        )
+def _too_long() -> CursorExpired:
+    """The last events of a response tell all of it, and so its readers hold all of it: up to a bound."""
+    error = CursorExpired(None)
+    error.detail = "this response is longer than what can be told of one; read its stream, or raise --max-stream-bytes"
+    return error
 
 
 class ResponseRendering:
@@ -226,7 +223,7 @@ class ResponseRendering:
         if self.held:
             told, self.held = self.held + told, []
         if self._events.held > self._max_held:
-            raise _TooLong
+            raise _too_long()
         self._told = self._events.number - 1
         if len(told) == 1:
             return told[0]
