@@ -150,10 +150,22 @@ async def test_a_stream_outlives_its_gateway_behind_the_proxy(name: str, tmp_pat
                 stream = await client.generate("a proxy", model="scripted-n120-r40")
                 records = [record async for record in _replacing(stream, gateways, replicas)]
             assert "".join(record.text for record in records) == _whole("a proxy", 120)
-            async with gateways.session.ws_connect(f"{address}/v1/ws") as socket:
+            async with await _opened(gateways.session, f"{address}/v1/ws") as socket:
                 await socket.send_json({"type": "generate", "ref": "a", "prompt": "x", "model": "scripted-n1-r0"})
                 told = await socket.receive_json(timeout=WITHIN)
                 assert (told[0] if isinstance(told, list) else told)["type"] == "record"
+
+
+async def _opened(session: aiohttp.ClientSession, url: str) -> aiohttp.ClientWebSocketResponse:
+    """A WebSocket through the proxy, which may still be finding out that a gateway has gone: then it says 503."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            try:
+                return await session.ws_connect(url)
+            except aiohttp.WSServerHandshakeError as refused:
+                if refused.status != 503:
+                    raise
+            await asyncio.sleep(0.05)
 
 
 def _whole(prompt: str, count: int) -> str:

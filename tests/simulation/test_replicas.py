@@ -126,6 +126,7 @@ async def test_readers_lose_nothing_in_ten_seconds_of_havoc() -> None:
     await restarts(Shape(seconds=10, readers=30, slots=6, rate=25), seed=1)
 
 
+@pytest.mark.long
 async def test_readers_lose_nothing_while_servers_of_a_cluster_come_and_go() -> None:
     """A short life on a cluster: a dozen readers of three streams (I2, I3, I4, I7)."""
     await clustered(Shape(seconds=5, readers=12, slots=3, rate=25), seed=3)
