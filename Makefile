@@ -35,7 +35,7 @@ run: $(STAMPS)/project ## Start a small real model, the gateway and the playgrou
 
 test: $(STAMPS)/dev $(STAMPS)/project ## Run the tests, but for the long ones
 	@$(MAKE) --no-print-directory model js
-	$(BIN)/python -m pytest -n 2 -m "not long" $(ARGS)
+	$(BIN)/python -m pytest -n 4 -m "not long" $(ARGS)
 
 test-all: $(STAMPS)/dev $(STAMPS)/project ## Run every test, with many more examples for the property tests
 	@$(MAKE) --no-print-directory model js

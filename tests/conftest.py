@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -33,6 +34,12 @@ def find_chromium() -> str | None:
 def chromium_path() -> str:
     """The path of the installed Chromium, for Playwright's `executable_path`; skips where there is none."""
     return find_chromium() or pytest.skip("no Chromium is installed")
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: tests that run the collector need not have it looked at each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

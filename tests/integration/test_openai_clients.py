@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -80,12 +81,15 @@ def langchain(address: str, model: str) -> Heard:
     from langchain_openai import ChatOpenAI
     from pydantic import SecretStr
 
+    gc.freeze()  # half a million objects, for the collector of all tests that follow
     chat = ChatOpenAI(base_url=f"{address}/v1", api_key=SecretStr("none"), model=model, max_retries=0)
     return collected(chunk.content for chunk in chat.stream("Hello"))
 
 
 def litellm(address: str, model: str) -> Heard:
     import litellm as sdk
+
+    gc.freeze()
 
     def pieces() -> Iterator[str]:
         stream = sdk.completion(
