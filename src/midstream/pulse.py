@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from midstream.errors import StoreUnavailable
 from midstream.follow import Follow
 from midstream.wire import SEND_STALL
 
@@ -33,6 +34,8 @@ class Pulse:
             await asyncio.sleep(self._period)
             try:
                 await self._beat(self._period)
+            except StoreUnavailable as away:
+                _log.warning("the store does not answer: %s", away)
             except Exception:  # noqa: BLE001  # one failed beat must not stop heartbeats for everybody
                 _log.exception("the pulse failed; it goes on")
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 
 from midstream.cli import serve
 from midstream.cli.exits import USAGE
-from midstream.cli.model import Model, ModelUnavailable, available
+from midstream.cli.model import NAME, Model, ModelUnavailable, available
 from midstream.server.settings import Settings
 
 HELP = "try it: a small real model, the gateway in front of it, and a page to cut the wire on"
@@ -48,7 +48,8 @@ async def _model(chosen: Settings, *, scripted: bool) -> AsyncIterator[Settings]
         serve.say("starting the model (SmolLM2-135M, one thread) …")
         try:
             async with Model() as model:
-                yield dataclasses.replace(chosen, upstream=(model.url,))
+                # The simulation stays within reach by its name, for the examples of the documents.
+                yield dataclasses.replace(chosen, upstream=(f"{NAME}={model.url}", f"scripted*={SCRIPTED}"))
                 return
         except ModelUnavailable as error:
             reason = str(error)

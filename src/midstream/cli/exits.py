@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.client.answers import Unreachable
-from midstream.errors import MidstreamError, PositionError
+from midstream.errors import MidstreamError, PositionError, ProducerFailed
 
 OK: Final = 0
 FAILED: Final = 1
@@ -46,4 +46,6 @@ def of(error: MidstreamError) -> int:
     """The code for what a client raised."""
     if isinstance(error, Unreachable):
         return UNREACHABLE
+    if isinstance(error, ProducerFailed):
+        return GENERATION_FAILED
     return POSITION_GONE if isinstance(error, PositionError) else REFUSED

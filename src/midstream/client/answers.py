@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from midstream.errors import Busy, CursorAhead, CursorExpired, MidstreamError, ProducerFailed, WriterError
-from midstream.wire import H_HEARTBEAT
+from midstream.wire import FAILURES, H_HEARTBEAT
 
 # Silence is measured in heartbeats; a gateway that does not tell its own gets the protocol's default, in seconds.
 DEFAULT_HEARTBEAT = 15.0
@@ -87,6 +87,8 @@ def error_of(answer: Answer) -> MidstreamError:
         return CursorAhead(highest)
     kind = _KINDS.get(code) if isinstance(code, str) else None
     detail = fields.pop("detail", "")
+    if kind is None and code in FAILURES:  # the gateway could be asked, and what it asked could not: as if the stream had ended so
+        return ProducerFailed(str(code), str(detail))
     if kind is None:
         return _unnamed(answer, f"{code}: {detail}" if isinstance(code, str) else "")
     fields.pop("action", None)

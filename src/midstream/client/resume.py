@@ -44,7 +44,7 @@ from midstream.client.steps import (
 )
 from midstream.codec.sse import Decoder, Event, EventTooLarge
 from midstream.cursor import Cursor
-from midstream.errors import MidstreamError
+from midstream.errors import MidstreamError, ProducerFailed
 from midstream.wire import EXPIRED, H_IDEMPOTENCY, H_STREAM_ID, Q_CURSOR
 
 
@@ -206,7 +206,10 @@ class Reader:
             self._open(answer)
         elif answer.worth_retrying:
             reason = error_of(answer)
-            self._retry(str(reason), retry_after(answer.headers))
+            if isinstance(reason, ProducerFailed):
+                self._fail(reason)
+            else:
+                self._retry(str(reason), retry_after(answer.headers))
         elif answer.status == 204 and self._arrived:
             self._nothing_more()
         elif answer.status in (200, 204):

@@ -318,6 +318,13 @@ class Pool:
         """The models that workers offer now, sorted."""
         return sorted({model for worker in self.workers() for model in worker.models})
 
+    def freshest(self) -> str | None:
+        """A model of the worker that was here last: one seen minutes ago may have gone without a word."""
+        seen = max(self._popped.values(), key=lambda known: known[1], default=None)
+        if seen is not None and seen[1] > self._clock() - POOL_WORKER_GONE:
+            return seen[0].models[0]
+        return next(iter(self.models()), None)
+
     def serves(self, model: str) -> bool:
         """Whether a worker offers it now."""
         return any(model in worker.models for worker in self.workers())

@@ -194,7 +194,7 @@ def _parse(url: str) -> tuple[str, URL]:
             return "", make_url(url).set(drivername="postgresql+psycopg")
         except (ArgumentError, ValueError) as error:
             raise ValueError(f"the URL of the pool's database is malformed; use {FORMS}") from error
-    raise ValueError(f"{scheme}: does not name a database of the pool's; use {FORMS}")
+    raise ValueError(f"{scheme}:… is no database that a pool can use; write {FORMS}")
 
 
 def _sqlite(path: str) -> Engine:

@@ -50,6 +50,10 @@ class PoolSource:
         """The models that workers offer now, as OpenAI lists them."""
         return [{"id": model, "object": "model", "created": 0, "owned_by": "pool"} for model in self._pool.models()]
 
+    def freshest(self) -> str | None:
+        """The model to take where none was named; None while no worker is here."""
+        return self._pool.freshest()
+
     def ask(self, owner: str, body: Mapping[str, Any], route: Route) -> Callable[[str], Generation]:
         """Check the request now, and generate when a stream's id is there.  Raises BadRequest, with `param`."""
         ask = payload.ask_for(owner, str(body["model"]), body, route)

@@ -76,14 +76,14 @@ class ModelSources:
         return Continued(source, mode)
 
     async def default_model(self) -> str:
-        """The first model that the first upstream lists, or, without upstreams, the first one that workers offer.
+        """The first model that the first upstream lists, or, without upstreams, one of the worker that was here last.
 
         Raises UnknownModel, ProducerFailed.
         """
         if self.pool is not None and not len(self._upstreams):
-            for model in await self.pool.models():
-                return str(model["id"])
-            raise UnknownModel("no worker of the pool is here now")
+            if (model := self.pool.freshest()) is None:
+                raise UnknownModel("no worker of the pool is here now")
+            return model
         return await self._upstreams.default_model()
 
     async def models(self) -> list[dict[str, Any]]:

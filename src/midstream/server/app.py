@@ -141,6 +141,11 @@ class Gateway:
     async def drain(self) -> None:
         """Nothing new; let open streams finish for `--drain` seconds, then end them as `cancelled` `shutdown`."""
         self.ready = False
+        if still := len(self.streams.writers):
+            answers = "1 open answer" if still == 1 else f"{still:,} open answers"
+            _log.info(
+                "stopping: waiting for %s, %g s at most; a second signal is at once", answers, self.settings.drain
+            )
         await self.streams.drain(self.settings.drain)
 
     async def stop(self) -> None:

@@ -189,7 +189,7 @@ async def begin(
     model = what.model or await sources.default_model()
     source = sources.for_model(model) if len(model) <= _MODEL_CHARS else None
     if source is None:
-        raise UnknownModel(f"no upstream serves {model[:200]!r}")
+        raise UnknownModel(f"neither an upstream nor a worker serves {model[:200]!r}")
     body = {**what.upstream, "model": model}
     abandon_after = what.abandon_after
     if hasattr(source, "ask"):  # `isinstance` takes 10 µs to look at a protocol: too much for each request

@@ -102,7 +102,11 @@ class GrpcServer:
                 return int(self._server.add_insecure_port(address))
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:
-            raise OSError(errno.EADDRINUSE, "cannot listen for gRPC; is the port in use?", address) from None
+            raise OSError(
+                errno.EADDRINUSE,
+                "cannot listen for gRPC: is the port in use? Take another --grpc-port (0: off)",
+                address,
+            ) from None
 
     async def start(self) -> None:
         await self._health.refresh()

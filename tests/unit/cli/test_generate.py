@@ -184,8 +184,8 @@ def test_a_gateway_whose_upstream_is_away_is_not_taken_for_one_that_does_not_run
     body = b'{"error":"upstream_unreachable","detail":"nobody at 127.0.0.1:1"}'
     gateway.then(refusal(502, body, retry_after="9999"))
     code, out, err = cli(*ask(gateway, "hi"))
-    assert (code, out) == (exits.UNREACHABLE, "")
-    assert "upstream_unreachable: nobody at 127.0.0.1:1" in err
+    assert (code, out) == (exits.GENERATION_FAILED, "")
+    assert "nobody at 127.0.0.1:1" in err
     assert "is the gateway running?" not in err
 
 
