@@ -87,7 +87,7 @@ def error_of(answer: Answer) -> MidstreamError:
         return CursorAhead(highest)
     kind = _KINDS.get(code) if isinstance(code, str) else None
     detail = fields.pop("detail", "")
-    if kind is None and code in FAILURES:  # the gateway could be asked, and what it asked could not: as if the stream had ended so
+    if kind is None and code in FAILURES:  # the gateway could be asked; what it asked could not
         return ProducerFailed(str(code), str(detail))
     if kind is None:
         return _unnamed(answer, f"{code}: {detail}" if isinstance(code, str) else "")
