@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 # A commit costs about 0.15 ms of CPU whatever it holds.  So the next one begins this long after it for each batch that
 # it held, up to a bound, in seconds: soon where few are waiting, seldom where many can share.
-PACE, MAX_PACE = 0.0002, 0.004
+PACE, MAX_PACE = 0.0002, 0.008
 # The log is moved into segments once it holds this much: what a start has to read, and what stays in memory of streams
 # that have ended.
 LOG_BYTES = 512 * 1024
