@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpc import aio
+from grpc import ChannelConnectivity, aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from midstream.errors import StoreUnavailable
@@ -374,6 +374,8 @@ async def test_a_drain_says_unavailable_to_new_calls_and_lets_open_ones_end() ->
             puppet = await here.puppets.next()
             await call.stream_id()
             await server.drain()
+            # A call that crosses with the news on the wire is CANCELLED by gRPC itself, without a reason of ours.
+            await until(lambda: channel.get_state() is not ChannelConnectivity.READY, "the client to hear of it")
             assert (await client.said(session_id="demo")).status == "UNAVAILABLE"
             await puppet.say("a")
             await puppet.finish()
