@@ -224,7 +224,7 @@ def reconnect(plan: Plan) -> list[Figure]:
 
 def starts(plan: Plan) -> list[Figure]:
     """Twenty requests at once: when the slowest of them has its first byte, and its `start` record."""
-    body = json.dumps({"prompt": "tokens=2 every_us=1000 first_us=300000"})
+    body = json.dumps({"prompt": "tokens=2 every_us=1000 first_us=40000"})
 
     def measure(server: Server) -> Seen:
         bursts = max(5, int(plan.window * 5))

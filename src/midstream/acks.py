@@ -29,6 +29,10 @@ class Acks:
             self._late.add(state.meta.stream_id)
         return state
 
+    def stepping(self, stream_id: str) -> bool:
+        """Whether an ack is being taken step by step just now."""
+        return stream_id in self._steps
+
     async def between_steps(self, stream_id: str) -> None:
         """Return when a reader may be let in: during a step it would be measured by what is about to go."""
         while stream_id in self._steps:

@@ -69,8 +69,7 @@ class Finish:
     more: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamMeta:
+class StreamMeta(NamedTuple):
     """What is known of a stream before its first record, and never changes.
 
     `request` is JSON of what the first request asked (route and body), so that every rendering on every replica is a
@@ -86,8 +85,7 @@ class StreamMeta:
     request: bytes = b"{}"
 
 
-@dataclass(frozen=True, slots=True)
-class StreamState:
+class StreamState(NamedTuple):
     """A stream at one instant.  Times are seconds since 1970; `retained_bytes` is memory, overhead counted."""
 
     meta: StreamMeta

@@ -273,7 +273,8 @@ class Streams:
             # First: an ack elsewhere must not trim what was found here a moment ago.
             lowest = self.lowest(stream_id)
             await self.journal.hold(stream_id, after if lowest is None else min(after, lowest))
-        await self._acks.between_steps(stream_id)
+        if self._acks.stepping(stream_id):
+            await self._acks.between_steps(stream_id)
         state = await self.owned(stream_id, owner)
         rules.honour(state, after)
         if state.ended and after == state.highest_seq:

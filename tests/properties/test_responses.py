@@ -53,7 +53,7 @@ BODIES = st.fixed_dictionaries(
 
 
 def meta_of(body: dict[str, Any]) -> StreamMeta:
-    request = orjson.dumps({"route": "/v1/responses", "body": body, "digest": ""})
+    request = orjson.dumps({"route": "/v1/responses", "body": body})
     return StreamMeta("s", "owner", "m", 1_700_000_000.5, 600.0, None, request)
 
 

@@ -27,12 +27,13 @@ class MemoryJournal(Local[Log]):
             log.wake()
 
     async def create(self, meta: StreamMeta, frames: list[Frame], names: Sequence[str] = ()) -> Created:
-        if standing := self._named(names):
+        if names and (standing := self._named(names)):
             return Created(standing.state(), existed=True)
         self._make_room()
         log = self._logs[meta.stream_id] = Log(meta, names, self._total)
         log.append(frames, self._clock(), self._bounds)
-        self._names.update(dict.fromkeys(names, log))
+        if names:
+            self._names.update(dict.fromkeys(names, log))
         return Created(log.state(), existed=False)
 
     async def append(self, stream_id: str, frames: list[Frame], *, epoch: int, first_seq: int) -> None:

@@ -20,7 +20,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -277,7 +276,7 @@ class SqliteJournal(Local[Stored]):
         epoch = log.ahead.epoch  # of several that claim at once each hears its own
         self._commits.note(log)
         await self._commits.landed()
-        return replace(log.state(), epoch=epoch)
+        return log.state()._replace(epoch=epoch)
 
     async def request_cancel(self, stream_id: str, reason: CancelReason) -> StreamState:
         log = self._log(stream_id)

@@ -222,7 +222,7 @@ class Gateway:
             frozenset(self.settings.allowed_host),
             any_host=not self.keys.open,
         )
-        return Guard(router, lambda: self.keys, gate, self.clock, self.observer.refused)
+        return Guard(_Routes(router), lambda: self.keys, gate, self.clock, self.observer.refused)
 
     def _worker_routes(self) -> list[Route]:
         if self.pooled is None:
@@ -273,6 +273,24 @@ class Gateway:
     async def _openapi(self, request: Request) -> Response:
         document = describe(version("midstream"))
         return json_response(document if self.pooled is None else with_pool(document))
+
+
+class _Routes:
+    """The router, and before it a table of the paths that are one route each.
+
+    The router tries its routes in order, each with a regular expression.
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._plain: dict[tuple[str, str], ASGIApp] = {}
+        for route in router.routes:
+            if isinstance(route, Route) and not route.param_convertors:
+                self._plain.update({(route.path, method): route.app for method in route.methods or ()})
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        app = self._plain.get((scope["path"], scope.get("method", "")), self._router)
+        return app(scope, receive, send)
 
 
 def _page(name: str) -> Callable[[Request], Awaitable[Response]]:

@@ -53,7 +53,8 @@ class Guard:
                 started = True
             elif message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", ()), *cors]
+                if cors:
+                    message["headers"] = [*message.get("headers", ()), *cors]
             await send(message)
 
         try:
@@ -105,8 +106,8 @@ class Guard:
         except BadRequest:
             raise Unauthorized from None
         keys = self._keys()
-        cookie = session_cookie(scope)
-        if cookie and authorization is None and apikey is None and not keys.open and takes_cookie(scope):
+        alone = authorization is None and apikey is None and not keys.open
+        if alone and takes_cookie(scope) and (cookie := session_cookie(scope)):
             return keys.of_session(cookie, self._clock())
         return keys.identify(authorization, apikey)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
 
@@ -85,20 +83,22 @@ class Front(NamedTuple):
     streams: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A create request, taken apart: what is ours, and what goes on to the upstream's `route`.
+class Asked(NamedTuple):
+    """A create request, taken apart: what is ours, and what goes on to the upstream by the `front`'s route.
 
-    `digest` is equal for equal requests, whatever the order of their fields; `request` is what is kept with the stream.
+    `request` is what is kept with the stream.
     """
 
     upstream: dict[str, Any]
-    route: Route
+    front: Front
     model: str | None
     stream: bool
     abandon_after: float | None
-    digest: str
     request: bytes
+
+    def is_of(self, kept: bytes) -> bool:
+        """Whether this is the request that was `kept` with a stream, whatever the order of its fields."""
+        return _canonical(self.request, self.front) == _canonical(kept, self.front)
 
 
 def _native(body: dict[str, Any]) -> Told:
@@ -137,21 +137,21 @@ def abandonment(body: dict[str, Any]) -> float | None:
 
 
 def asked(body: dict[str, Any], front: Front = NATIVE) -> Asked:
-    """Read the body of a create request.  Raises BadRequest."""
+    """Read the body of a create request.  Raises BadRequest, also where it is so deep that nobody could pass it on."""
     told = front.read(body)
-    return Asked(told.upstream, front.route, told.model, told.stream, told.abandon_after, *_kept(body, front))
-
-
-def _kept(body: dict[str, Any], front: Front) -> tuple[str, bytes]:
-    """Digest and what is kept.  Raises BadRequest for a body nested so deep that nobody could pass it on."""
-    # The default is as good as left out: a transport that has nothing else leaves it out.
-    told = {name: value for name, value in body.items() if name != "stream" or value is not front.streams}
     try:
-        canonical = orjson.dumps(told, option=orjson.OPT_SORT_KEYS)
-        digest = hashlib.blake2b(front.path.encode() + b"\0" + canonical, digest_size=16).hexdigest()
-        return digest, orjson.dumps({"route": front.path, "body": body, "digest": digest})
+        request = orjson.dumps({"route": front.path, "body": body})
     except orjson.JSONEncodeError:
         raise BadRequest("the body is nested too deep") from None
+    return Asked(told.upstream, front, told.model, told.stream, told.abandon_after, request)
+
+
+def _canonical(request: bytes, front: Front) -> bytes:
+    kept = orjson.loads(request)
+    body = kept.get("body", {})
+    # The default is as good as left out: a transport that has nothing else leaves it out.
+    told = {name: value for name, value in body.items() if name != "stream" or value is not front.streams}
+    return orjson.dumps([kept.get("route"), told], option=orjson.OPT_SORT_KEYS)
 
 
 async def open_stream(
@@ -173,7 +173,7 @@ async def open_stream(
         opened = Opened(await streams.owned(known, owner), existed=True)
     else:
         opened = await begin(streams, sources, owner, what, names, trace)
-    if opened.existed and orjson.loads(opened.state.meta.request).get("digest") != what.digest:
+    if opened.existed and not what.is_of(opened.state.meta.request):
         raise IdempotencyMismatch("this Idempotency-Key was used with another body; use a new key")
     return opened
 
@@ -194,11 +194,11 @@ async def begin(
     abandon_after = what.abandon_after
     if hasattr(source, "ask"):  # `isinstance` takes 10 µs to look at a protocol: too much for each request
         queue = cast(Queue, source)
-        produce = queue.ask(owner, body, what.route)
+        produce = queue.ask(owner, body, what.front.route)
         if abandon_after is None and streams.limits.abandon_after is None:
             abandon_after = queue.abandon_after
     else:
-        produce = partial(_generate, source.generate, body, what.route, {"traceparent": trace} if trace else None)
+        produce = partial(_generate, source.generate, body, what.front.route, {"traceparent": trace} if trace else None)
     return await streams.open(
         owner,
         model,

@@ -37,8 +37,8 @@ class Endpoint:
     def __init__(self, serve: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
         self._serve = serve
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve(scope, receive, send)
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._serve(scope, receive, send)
 
 
 def caller(scope: Scope) -> Caller:
@@ -49,28 +49,29 @@ def caller(scope: Scope) -> Caller:
 
 def header(scope: Scope, name: bytes) -> str | None:
     """The only value of a header.  Raises BadRequest when it stands twice: which one is meant cannot be known."""
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    last = _by_name(scope, headers).get(name)
-    if last is None:
+    headers = scope["headers"]
+    made = scope.get(_BY_NAME)
+    if made is None or made[0] is not headers:
+        made = scope[_BY_NAME] = (headers, _by_name(headers))
+    value: bytes | int | None = made[1].get(name)
+    if value is None:
         return None
-    value, alone = last
-    if not alone:
-        times = sum(key == name for key, _ in headers)
-        raise BadRequest(f"the header {name.decode()} stands {times} times; send it once")
+    if isinstance(value, int):
+        raise BadRequest(f"the header {name.decode()} stands {value} times; send it once")
     # Blanks around a value are no part of it (RFC 9110, section 5.5); parsers leave those after it.
     return value.strip(b" \t").decode("latin-1")
 
 
-def _by_name(scope: Scope, headers: list[tuple[bytes, bytes]]) -> dict[bytes, tuple[bytes, bool]]:
-    """Each header's last value, and whether it stands alone: made once for a request, which is asked for many."""
-    made = scope.get(_BY_NAME)
-    if made is None or made[0] is not headers:
-        fields: dict[bytes, tuple[bytes, bool]] = {}
-        for name, value in headers:
-            fields[name] = (value, name not in fields)
-        made = scope[_BY_NAME] = (headers, fields)
-    found: dict[bytes, tuple[bytes, bool]] = made[1]
-    return found
+def _by_name(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes | int]:
+    """Each header's only value, or how often it stands: made once for a request, which is asked for many."""
+    fields: dict[bytes, bytes | int] = {}
+    for name, value in headers:
+        if name in fields:
+            other = fields[name]
+            fields[name] = other + 1 if isinstance(other, int) else 2
+        else:
+            fields[name] = value
+    return fields
 
 
 def query(scope: Scope, allowed: Iterable[str]) -> dict[str, list[str]]:
@@ -98,10 +99,9 @@ async def read_body(scope: Scope, receive: Receive, max_body: int) -> bytes:
     kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedMediaType(f"the body must be application/json, not {kind or 'untyped'}")
-    too_large = TooLarge(f"the body is over {max_body} bytes; shorten it, or raise --max-body")
     declared = header(scope, b"content-length")
     if declared is not None and declared.isdecimal() and int(declared) > max_body:
-        raise too_large
+        raise _too_large(max_body)
     parts, size = [], 0
     while True:
         message = await receive()
@@ -110,10 +110,14 @@ async def read_body(scope: Scope, receive: Receive, max_body: int) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > max_body:
-            raise too_large
+            raise _too_large(max_body)
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def _too_large(max_body: int) -> TooLarge:
+    return TooLarge(f"the body is over {max_body} bytes; shorten it, or raise --max-body")
 
 
 async def read_json(scope: Scope, receive: Receive, max_body: int) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Connection:
         self._send = send
         self._send_body: Send = scope.get(DIRECT, send)
         self._pipe: Pipe | None = scope.get("extensions", {}).get(PIPE)
-        self._task = asyncio.current_task()
+        self._task = asyncio.current_task() if self._pipe is None else None
         self._aborted = False
 
     def abort(self) -> None:

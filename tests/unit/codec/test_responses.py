@@ -20,7 +20,7 @@ ENDING = ["output_text.done", "content_part.done", "output_item.done", "complete
 
 
 def meta_of(**body: Any) -> StreamMeta:
-    asked = {"route": "/v1/responses", "body": {"model": "m", "input": "Hi"} | body, "digest": ""}
+    asked = {"route": "/v1/responses", "body": {"model": "m", "input": "Hi"} | body}
     return StreamMeta("s", "owner", "m", 1_700_000_000.5, 600.0, None, orjson.dumps(asked))
 
 
