@@ -258,4 +258,4 @@ async def wire(gateway: RunningGateway) -> AsyncIterator[Wire]:
 
 def router_of(gateway: Gateway) -> Any:
     """The routes behind the guard."""
-    return gateway.app._app  # type: ignore[attr-defined]  # what it is made of is nobody's business but this test's
+    return gateway.app._app._router  # type: ignore[attr-defined]  # what it is made of is nobody's business but this test's

@@ -25,6 +25,9 @@ _NO_BODY = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
+_on_header = HttpToolsProtocol.on_header  # `super()` costs as much again, for each header
+
+
 class _Refused(Exception):
     """Why a request is not read any further."""
 
@@ -38,6 +41,7 @@ class HttpConnection(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None
     _in_head = False
     _head_bytes = 0
+    _is_small = False  # what is read now: no head that begins and ends in it is too long
     _declining = False
     _gone: Callable[[], None] | None = None
     _opening = b""
@@ -64,6 +68,7 @@ class HttpConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         begun = self._in_head
+        self._is_small = not begun and len(data) <= MAX_HEAD_BYTES
         try:
             self.parser.feed_data(data)
             if begun and self._in_head:
@@ -89,8 +94,8 @@ class HttpConnection(HttpToolsProtocol):
             return
         super().on_message_begin()
         self._in_head, self._head_bytes = True, 0
-        extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})
-        extensions[PIPE] = self
+        extensions: dict[Any, Any] = {PIPE: self}
+        self.scope["extensions"] = extensions
 
     def on_url(self, url: bytes) -> None:
         if not self._declining:
@@ -99,13 +104,14 @@ class HttpConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # After the head it is a trailer's, which must not pass for one of the headers that a proxy has checked.
         if self._in_head:
-            super().on_header(name, value)
+            _on_header(self, name, value)
 
     def on_headers_complete(self) -> None:
         if self._declining:
             return
         self._in_head = False
-        _bound_head(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
+        if not self._is_small:
+            _bound_head(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(f"over {MAX_PIPELINED} requests wait on this connection")
         super().on_headers_complete()
