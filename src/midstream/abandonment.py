@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
+from midstream.clock import Clock
 from midstream.errors import StoreUnavailable, UnknownStream
 from midstream.journal.base import Journal
 from midstream.records import StreamState
@@ -26,7 +27,7 @@ class Abandonment:
         cancel: Callable[[str, CancelReason], Awaitable[StreamState]],
     ) -> None:
         self._journal = journal
-        self._clock = clock
+        self._clock = Clock.of(clock)
         self._is_read = is_read
         self._cancel = cancel
 
@@ -36,11 +37,14 @@ class Abandonment:
         await asyncio.gather(*(self._abandon(writer) for writer in writers if self._unread(writer, now)))
 
     def _unread(self, writer: Writer, now: float) -> bool:
-        """Has nobody here read, polled or asked for longer than the stream's limit?"""
+        """Has nobody here read, polled or asked for longer than the stream's limit?
+
+        What the clock jumped over is no time in which somebody could have.
+        """
         limit = writer.meta.abandon_after
         if self._is_read(writer.meta.stream_id) or writer.last_seen > now:  # in the future: the clock was set back
             writer.last_seen = now
-        return limit is not None and now - writer.last_seen >= limit
+        return limit is not None and self._clock.believed(limit) - writer.last_seen >= limit
 
     async def _abandon(self, writer: Writer) -> None:
         """Nobody here has asked for too long: if nobody elsewhere has either, stop."""

@@ -323,6 +323,20 @@ async def test_a_dry_run_says_what_it_would_cost_at_most(here: PoolSite) -> None
     assert await here.hand().look() is None
 
 
+async def test_who_waits_for_too_many_generations_is_told_in_the_words_that_clients_know(tmp_path: Path) -> None:
+    """Until one of them has come; what asks for nothing yet is answered all the same."""
+    async with pool_site(tmp_path, max_jobs_per_owner=2) as here:
+        request = await requested(here, params={"n": 2, "max_length": 50})
+        answer = await here.ada.post(f"{TEXT}/async", asked())
+        assert refusal(answer) == (429, "TooManyPrompts")
+        assert answer.json["limit"] == 2
+        assert answer.headers["retry-after"] == "5"
+        assert (await here.ada.post(f"{TEXT}/async", asked(dry_run=True))).status == 200
+        assert (await here.keyed(BOB).post(f"{TEXT}/async", asked())).status == 202
+        assert (await here.http.ask("DELETE", f"{TEXT}/status/{request}")).status == 200
+        await requested(here)
+
+
 async def test_a_cancelled_request_is_popped_no_more(here: PoolSite) -> None:
     request = await requested(here)
     for _ in range(2):
@@ -611,6 +625,10 @@ async def test_a_pop_takes_the_same_few_statements_however_long_the_queue_is(her
     assert max(costs) <= 8
 
 
+def updates(statements: Statements) -> list[str]:
+    return [statement for statement in statements.seen if statement.lstrip().upper().startswith("UPDATE")]
+
+
 async def test_posts_say_nothing_to_the_database(here: PoolSite) -> None:
     """Once in a third of a term the lease is renewed there; else a post reads and writes none of it."""
     reading, job = await here.begun()
@@ -630,10 +648,9 @@ async def test_posts_say_nothing_to_the_database(here: PoolSite) -> None:
     here.clock.advance(51)
     with Statements() as statements:
         await job.post("c")
-        await until(lambda: statements.seen, "the renewal")
+        await until(lambda: updates(statements), "the renewal")
         await job.post("d", "e")
-    writes = [statement for statement in statements.seen if statement.lstrip().upper().startswith("UPDATE")]
-    assert len(writes) == 1
+    assert len(updates(statements)) == 1
 
 
 async def test_what_is_answered_fits_its_description(here: PoolSite) -> None:

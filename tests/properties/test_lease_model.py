@@ -35,7 +35,7 @@ class Run:
     expires: float
     due: float
     said: list[tuple[str, str]] = field(default_factory=list)
-    state: str = "held"  # or "over"
+    state: str = "held"  # or "over", or "faulted", which is over too
     cancelled: bool = False
 
     def live(self, now: float) -> bool:
@@ -62,7 +62,7 @@ class Model:
 
     def grant(self, generation: int, request: int) -> bool:
         run = self.runs.get(generation)
-        if request in self.flagged or (run is not None and run.state == "over"):
+        if request in self.flagged or (run is not None and run.state != "held"):
             return False
         if run is None or not run.live(self.now):
             self.runs[generation] = Run(request, self.now + TERMS.term, self.now + TERMS.third)
@@ -109,13 +109,17 @@ class Model:
         live = {name: run for name, run in self.runs.items() if run.request == request and run.live(self.now)}
         for run in live.values():
             run.cancelled = True
-        return {name: run.chars for name, run in live.items()}
+        return {
+            name: run.chars
+            for name, run in self.runs.items()
+            if name in live or (run.request, run.state) == (request, "faulted")
+        }
 
     def end(self, generation: int, marker: bool) -> bool:
         run = self.runs.get(generation)
-        if run is None or run.state == "over":
+        if run is None or run.state != "held":
             return False
-        lived, run.state = run.live(self.now), "over"
+        lived, run.state = run.live(self.now), "faulted" if marker else "over"
         if marker:
             self._append(run.request, (generation, 0, "", ""))
         return lived
@@ -124,7 +128,9 @@ class Model:
         run = self.runs.get(generation)
         if run is not None and run.live(self.now):
             return False
-        self.end(generation, marker=True)
+        if run is not None and run.state == "held":
+            self.end(generation, marker=True)
+            run.state = "over"
         return True
 
 

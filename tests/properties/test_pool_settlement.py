@@ -27,10 +27,9 @@ from sqlalchemy import Connection, text
 
 from midstream.pool.errors import DuplicateGeneration, InvalidJob, PoolError, WrongCredentials
 from midstream.pool.jobs import Jobs
-from midstream.pool.lifecycle import KEPT
 from midstream.pool.shapes import Ask, Declaration, Reply
 from midstream.testing.clock import ManualClock
-from midstream.wire import POOL_MOST_FAULTS, POOL_REQUEST_TERM
+from midstream.wire import POOL_MOST_FAULTS, POOL_REQUEST_KEPT, POOL_REQUEST_TERM
 from tests.postgres import DATABASES, database_url
 
 T = TypeVar("T")
@@ -109,20 +108,19 @@ class Books:
             request.end_if_over(now)
         return self.pay(id, chars)
 
-    def fault(self, id: str, owner: str | None, now: float) -> bool:
+    def fault(self, id: str, owner: str | None, now: float) -> None:
         run = self.runs[id]
         request = self.requests[run.request]
         if owner and request.status == "cancelled" and request.streams:
-            return False
+            return
         self.leave(id, "faulted")
         if request.status != "waiting":
-            return False
+            return
         request.faults += 1
         if request.faults == POOL_MOST_FAULTS:
             request.end("failed", now)
-            return False
-        request.open += 1
-        return True
+        else:
+            request.open += 1
 
     def settle(self, id: str, chars: int) -> bool:
         run = self.runs[id]
@@ -148,7 +146,7 @@ class Books:
             if request.status == "waiting" and not request.leased and request.expires_at <= now:
                 request.end("failed", now)
                 expired.add(name)
-            elif request.status != "waiting" and not request.leased and request.ended_at <= now - KEPT:
+            elif request.status != "waiting" and not request.leased and request.ended_at <= now - POOL_REQUEST_KEPT:
                 gone.add(name)
         self.requests = {name: request for name, request in self.requests.items() if name not in gone}
         self.runs = {name: run for name, run in self.runs.items() if run.request not in gone}
@@ -203,7 +201,7 @@ class World:
         discarded = self.books.requests[self.books.runs[id].request].status != "waiting"
         submitted = await submit
         assert submitted.units == self.books.submit(id, chars, self.clock())
-        assert submitted.discarded is discarded
+        assert ((await self.jobs.generation(id)).reply is None) is discarded
 
     async def fault(self, id: str, owner: str | None = "bob") -> None:
         fault = self.jobs.fault(id, owner, "some reason")
@@ -211,7 +209,8 @@ class World:
             with pytest.raises(refusal):
                 await fault
             return
-        assert (await fault).reoffered is self.books.fault(id, owner, self.clock())
+        self.books.fault(id, owner, self.clock())
+        assert (await fault).open_slots == self.books.requests[self.books.runs[id].request].open
 
     async def cancel(self, request: str) -> None:
         wanted = self.books.requests.get(request)
@@ -240,7 +239,7 @@ class World:
 
     async def expire(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        expired = await self.jobs.expire(self.clock())
+        expired = await self.jobs.expire()
         assert {request.id for request in expired} == self.books.expire(self.clock())
 
     async def check(self, *, alone: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""The relay against a naive model: every order of entries, ended markers, replies, cancels and take-overs."""
+"""The relay against a naive model: every order of entries, ended markers, replies and take-overs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ replies = st.builds(
 )
 anything = st.one_of(
     following, following, following, entries, markers, replies,
-    st.sampled_from([("take",), ("take",), ("takeover",), ("lost",), ("cancel",), ("repeat",)]),
+    st.sampled_from([("take",), ("take",), ("takeover",), ("lost",), ("repeat",)]),
 )  # fmt: skip
 # Chance alone seldom gets as far as an exposure.
 begun = [("next", "x", ""), ("take",), ("next", "", "t"), ("next", " ", ""), ("take",), ("next", "yz", "")]
@@ -67,7 +67,6 @@ KINDS: list[Step] = [
     ("entry", ended("b")),
     ("take",),
     ("takeover",),
-    ("cancel",),
     ("reply", "pinned", "more", "z"),
     ("reply", "pinned", "trimmed", ""),
     ("reply", "pinned", "other", ""),
@@ -89,7 +88,7 @@ class Model:
 
     def entry(self, entry: Entry) -> None:
         self.log.append(entry)
-        if self.state in ("completed", "diverged", "cancelled") or (self.pinned and entry == self.newest):
+        if self.state in ("completed", "diverged") or (self.pinned and entry == self.newest):
             return
         follows = entry.generation == self.pinned and not entry.ended and entry.seq == len(self.seqs) + 1
         if self.state == "exposed" and not follows:
@@ -196,10 +195,6 @@ def play(relay: Relay, model: Model, step: Step) -> None:
                 model.entry(ended(model.pinned))
         case ("take",):
             assert told(relay.take()) == model.take()
-        case ("cancel",):
-            relay.cancel()
-            if model.state in ("waiting", "pinned", "exposed"):
-                model.state, model.kept = "cancelled", []
         case ("reply", generation, how, extra):
             play_reply(relay, model, generation, how, extra)
 

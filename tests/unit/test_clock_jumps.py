@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from midstream.records import Chunk, Finish
+from midstream.records import Chunk, Finish, Producer
 from midstream.rules import Bounds
 from midstream.streams import Streams
 from midstream.testing.clock import ManualClock
@@ -33,7 +33,7 @@ async def streams(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualC
 
 
 async def ended(streams: Streams) -> str:
-    async def answer(_: str) -> AsyncIterator[list[Chunk] | Finish]:
+    async def answer(_: str) -> Producer:
         yield [Chunk("a")]
         yield Finish("stop")
 
@@ -43,7 +43,7 @@ async def ended(streams: Streams) -> str:
 
 
 async def silent(streams: Streams, abandon_after: float | None) -> str:
-    async def answer(_: str) -> AsyncIterator[list[Chunk] | Finish]:
+    async def answer(_: str) -> Producer:
         yield [Chunk("a")]
         await asyncio.Event().wait()
 
@@ -89,6 +89,21 @@ async def test_generation_nobody_wants_is_abandoned_though_the_clock_was_set_bac
     await streams.pulse(0.0)
     assert streams.writers
     await lives_through(streams, clock, 60)
+    await until(lambda: not streams.writers, "the generation to be abandoned")
+
+
+async def test_generation_is_not_abandoned_for_what_the_clock_jumped_over(streams: Streams, clock: ManualClock) -> None:
+    """Its reader has all the time that was promised, and not much more."""
+    await silent(streams, abandon_after=60)
+    await streams.pulse(0.0)
+    clock.advance(30)
+    clock.set(clock() + HOUR)
+    await streams.pulse(0.0)
+    clock.advance(29)
+    await streams.pulse(0.0)
+    assert streams.writers
+    clock.advance(1)
+    await streams.pulse(0.0)
     await until(lambda: not streams.writers, "the generation to be abandoned")
 
 

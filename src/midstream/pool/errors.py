@@ -1,9 +1,11 @@
 """Every refusal of the pool, one class each.
 
     PoolError
-    ├── for requesters: UnknownRequest · BadPoolRequest (and its leaves) · RequestTooBig
-    └── for workers: InvalidJob · NoLease · WrongCredentials · WrongKey · DuplicateGeneration
-                     ProgressOutOfSequence · ProgressTooLarge
+    ├── for all: PoolUnavailable · InvalidAPIKey · BadPoolRequest (its leaves: what a field may not hold)
+    ├── for requesters: UnknownRequest · TooManyPrompts
+    ├── for workers: InvalidJob (NoLease) · WrongCredentials (WrongKey) · DuplicateGeneration · ProgressOutOfSequence
+    │                ProgressTooLarge
+    └── for operators, at the start: PoolUnusable
 
 `rc` is stable and public: existing workers and clients act on it, and on the status; on `message` too in one case (see
 DuplicateGeneration).  `facts` stand beside both in the body: `{"message": …, "rc": …, **facts}`.  An own tree and not
@@ -16,11 +18,14 @@ from typing import Any, ClassVar
 
 
 class PoolError(Exception):
-    """Base of all.  `status` is the HTTP status; `message` is for people."""
+    """Base of all.  `status` is the HTTP status; `message` is for people; `retry_after` is in seconds, where waiting
+    helps.
+    """
 
     rc: ClassVar[str] = "InternalServerError"
     status: ClassVar[int] = 500
     text: ClassVar[str] = "the pool failed"
+    retry_after: ClassVar[int | None] = None
 
     def __init__(self, message: str = "", **facts: Any) -> None:
         self.message = message or self.text
@@ -38,6 +43,7 @@ class PoolUnavailable(PoolError):
     rc = "StoreUnavailable"
     status = 503
     text = "the pool's store does not answer; try again"
+    retry_after = 1
 
 
 class PoolUnusable(PoolError):
@@ -108,6 +114,15 @@ class UnknownRequest(PoolError):
     rc = "RequestNotFound"
     status = 404
     text = "no such request, or it is gone"
+
+
+class TooManyPrompts(PoolError):
+    """The owner waits for as many generations as one may.  Facts: `limit`."""
+
+    rc = "TooManyPrompts"
+    status = 429
+    text = "you wait for too many generations already"
+    retry_after = 5
 
 
 class InvalidJob(PoolError):

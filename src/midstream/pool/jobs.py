@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
+from zlib import crc32
 
 from sqlalchemy import Connection
 
+from midstream.clock import Clock
 from midstream.pool import lifecycle, outcomes, overview, popping, queries
-from midstream.pool.errors import InvalidJob, UnknownRequest, WrongCredentials
+from midstream.pool.errors import InvalidJob, TooManyPrompts, UnknownRequest, WrongCredentials
 from midstream.pool.overview import Overview
 from midstream.pool.shapes import (
     Ask,
     Declaration,
-    Faulted,
     Generation,
     Popped,
     Reply,
@@ -28,11 +29,12 @@ from midstream.pool.shapes import (
     Submitted,
 )
 from midstream.pool.sql import Database
-from midstream.wire import POOL_REQUEST_TERM
+from midstream.wire import POOL_REQUEST_KEPT, POOL_REQUEST_TERM
 
 CHECK_IN = 30.0
 _REMEMBERED = 10_000
 _MOST_AT_ONCE = 20
+_ADMITTING = 7_236_401  # any number, the same in every version
 
 # How far `Jobs.streaming` has come: expiry and key of a request.
 Position = tuple[float, int]
@@ -43,15 +45,17 @@ class Jobs:
     """`url` is that of a `Database`; `clock` gives seconds since 1970.  Raises ValueError for a URL that is none.
 
     `place` names the store of this gateway's leases among the gateways that share the database: generations stream only
-    where that is the request's too.
+    where that is the request's too.  `most` is how many generations an owner may wait for by polling, over all
+    gateways.
 
     Every verb raises PoolUnavailable while the database does not answer.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float], place: str = "") -> None:
+    def __init__(self, url: str, clock: Callable[[], float], place: str = "", most: int = 1_000) -> None:
         self._db = Database(url)
         self._place = place
-        self._clock = clock
+        self._most = most
+        self._clock = Clock.of(clock)
         self._seen: dict[str, tuple[str, float]] = {}  # worker -> its owner, and when it was last written
 
     async def open(self) -> None:
@@ -64,13 +68,13 @@ class Jobs:
     async def enqueue(self, ask: Ask) -> Request:
         """Put it into the queue; where one of the same stream stands there already, that is it.
 
-        Raises ValueError for an amount below one or a feature that there is not.
+        Raises TooManyPrompts, and ValueError for an amount below one or a feature that there is not.
         """
         if ask.amount < 1:
             raise ValueError("a request is for one generation or more")
         now = self._clock()
         request = Request(str(uuid4()), ask, "waiting", ask.amount, 0, now, now + POOL_REQUEST_TERM, place=self._place)
-        work = partial(_enqueue, request=request, columns=queries.ask_row(ask))
+        work = partial(_enqueue, request=request, columns=queries.ask_row(ask), most=self._most)
         return await self._db.write(work, partial(_found, id=request.id))
 
     async def pop(self, worker: Declaration) -> Popped:
@@ -78,14 +82,14 @@ class Jobs:
 
         Raises WrongCredentials when the worker's name is another owner's.
         """
-        now = self._clock()
+        now, judged = self._clock(), self._clock.believed(POOL_REQUEST_TERM)
         await self._check_in(worker, now)
-        found = await self._db.read(partial(popping.look, worker=worker, now=now))
+        found = await self._db.read(partial(popping.look, worker=worker, now=judged))
         if isinstance(found, dict):
             return Popped([], found)
         ids = [str(uuid4()) for _ in range(max(1, min(worker.amount, _MOST_AT_ONCE)))]
         return await self._db.write(
-            partial(popping.take, worker=worker, now=now, keys=found, ids=ids, place=self._place),
+            partial(popping.take, worker=worker, now=now, judged=judged, keys=found, ids=ids, place=self._place),
             partial(popping.taken, worker=worker, ids=ids),
         )
 
@@ -119,9 +123,10 @@ class Jobs:
         work = partial(outcomes.submit, id=generation, owner=owner, reply=reply, now=self._clock())
         return await self._db.write(work, partial(_submitted, id=generation))
 
-    async def fault(self, generation: str, owner: str | None, reason: str) -> Faulted:
+    async def fault(self, generation: str, owner: str | None, reason: str) -> Request:
         """It will not come: its worker says so, or (`owner` None) its lease has run out.  Offered again, twice at most.
 
+        Returns the request after that.
         A streaming one of a cancelled request whose worker says so stays leased, for `settle`.  Raises InvalidJob,
         WrongCredentials, DuplicateGeneration.
         """
@@ -195,12 +200,13 @@ class Jobs:
             found[row.id] = Standing(row.status, frozenset(before.leased if before else ()).union(leased))
         return found
 
-    async def nominees(self, now: float) -> list[Generation]:
+    async def nominees(self) -> list[Generation]:
         """Leased for longer than SQL knows of.  For streaming ones the lease store decides whether they are lost.
 
         Those of a place that is not this one, so that its store cannot be asked, are left to its own gateway at first.
         """
-        values = {"now": now, "place": self._place, "forsaken": now - lifecycle.KEPT}
+        now = self._clock.believed(lifecycle.NOMINATED)
+        values = {"now": now, "place": self._place, "forsaken": now - POOL_REQUEST_KEPT}
         return await self._db.read(partial(_generations, statement=queries.NOMINEES, values=values))
 
     async def unsettled(self) -> list[Generation]:
@@ -208,15 +214,21 @@ class Jobs:
         values = {"place": self._place}
         return await self._db.read(partial(_generations, statement=queries.UNSETTLED, values=values))
 
-    async def expire(self, now: float) -> list[Request]:
+    async def expire(self) -> list[Request]:
         """Fail requests that waited for too long, and return them; forget what ended long ago.
 
         All of it, in transactions of a size that lets others have their turn.
         """
+        times = outcomes.Times(
+            self._clock(),
+            expired=self._clock.believed(POOL_REQUEST_TERM),
+            old=self._clock.believed(POOL_REQUEST_KEPT) - POOL_REQUEST_KEPT,
+            forgotten=self._clock.believed(lifecycle.FORGOTTEN) - lifecycle.FORGOTTEN,
+        )
         over: list[Request] = []
         more = True
         while more:
-            some, more = await self._db.write(partial(outcomes.expire, now=now), _not_landed)
+            some, more = await self._db.write(partial(outcomes.expire, times=times), _not_landed)
             over += some
         return over
 
@@ -279,10 +291,26 @@ def _position(connection: Connection, id: str) -> int | None:
     return None if row is None else connection.execute(queries.AHEAD, {"number": row.number}).scalar_one()
 
 
-def _enqueue(connection: Connection, request: Request, columns: dict[str, Any]) -> Request:
+def _enqueue(connection: Connection, request: Request, columns: dict[str, Any], most: int) -> Request:
     stream_id = request.ask.stream_id
-    if stream_id is not None and (known := _by_stream(connection, stream_id)) is not None:
+    if stream_id is None:
+        _admit(connection, request.ask, most)
+    elif (known := _by_stream(connection, stream_id)) is not None:
         return known
+    _add(connection, request, columns)
+    return request
+
+
+def _admit(connection: Connection, ask: Ask, most: int) -> None:
+    """Raises TooManyPrompts."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(queries.ADMITTING, {"space": _ADMITTING, "key": crc32(ask.owner.encode()) - 2**31})
+    waiting = connection.execute(queries.POLLED, {"owner": ask.owner}).scalar_one()
+    if waiting + ask.amount > most:
+        raise TooManyPrompts(f"you wait for {waiting} generations already; the limit is {most}", limit=most)
+
+
+def _add(connection: Connection, request: Request, columns: dict[str, Any]) -> None:
     names = ("id", "status", "open_slots", "leased", "finished", "faults", "created_at", "expires_at", "reason")
     values = columns | {"place": request.place} | {name: getattr(request, name) for name in names}
     number = connection.execute(queries.ADD, values).scalar_one()
@@ -290,7 +318,6 @@ def _enqueue(connection: Connection, request: Request, columns: dict[str, Any]) 
     if chosen:
         rows = [{"request": number, "kind": kind, "value": value} for kind, value in chosen]
         connection.execute(queries.ADD_SELECTORS, rows)
-    return request
 
 
 def _check_in(connection: Connection, values: dict[str, Any]) -> bool:
@@ -303,9 +330,9 @@ def _renew(connection: Connection, id: str, until: float) -> None:
 
 def _submitted(connection: Connection, id: str) -> Submitted | None:
     _, request, generation = outcomes.hold_generation(connection, id)
-    return Submitted(generation.units, request, generation.reply is None) if generation.status == "done" else None
+    return Submitted(generation.units, request) if generation.status == "done" else None
 
 
-def _faulted(connection: Connection, id: str) -> Faulted | None:
+def _faulted(connection: Connection, id: str) -> Request | None:
     _, request, generation = outcomes.hold_generation(connection, id)
-    return Faulted(request.open_slots > 0, request) if generation.status == "faulted" else None
+    return request if generation.status == "faulted" else None

@@ -99,7 +99,8 @@ class Leases(Protocol):
         """Cancel a request: from now on its posts are told so, and grants for it refused.
 
         Returns, for each live lease, how many characters it has posted (content and reasoning), those of the same
-        instant: nothing is posted in between.  Doing it again returns the same.
+        instant: nothing is posted in between.  Doing it again returns the same.  So it does for a generation whose
+        lease a fault has ended: who flags may be quicker than the fault at the database.
         """
         ...
 

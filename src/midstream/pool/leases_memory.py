@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from hmac import compare_digest
 
+from midstream.clock import Clock
 from midstream.pool.errors import NoLease, ProgressOutOfSequence, ProgressTooLarge, WrongKey
 from midstream.pool.leases import Hear, LeaseView, Terms, Wake, digest, packed
 from midstream.pool.leases_wakes import Hearers, Wakes
@@ -30,26 +31,29 @@ class _Held:
 
 
 class _Asked:
-    """A request: its leases, the generations that are over, and its entries.  `touched` is the last change."""
+    """A request: its leases, the generations that are over (with what those posted that a fault has ended), and its
+    entries.  `touched` is the last change.
+    """
 
     __slots__ = ("appended", "entries", "flagged", "leases", "over", "position", "touched")
 
     def __init__(self, kept: int) -> None:
         self.flagged = False
         self.leases: dict[str, _Held] = {}
-        self.over: set[str] = set()
+        self.over: dict[str, int | None] = {}
         self.entries: deque[tuple[int, Entry]] = deque(maxlen=kept)
         self.position = 0
         self.appended = self.touched = float("-inf")
 
 
 class MemoryLeases:
-    """`clock` gives seconds since 1970."""
+    """`clock` gives seconds since 1970.  By how much it jumps does not matter: nothing here outlives the process."""
 
     shared = False
 
     def __init__(self, clock: Callable[[], float], terms: Terms | None = None) -> None:
-        self._clock = clock
+        self._wall = Clock.of(clock)
+        self._clock = self._wall.steady
         self._terms = terms or Terms()
         self._asked: dict[str, _Asked] = {}
         self._index: dict[str, str] = {}
@@ -119,13 +123,14 @@ class MemoryLeases:
         live = {generation: held for generation, held in asked.leases.items() if now < held.expires_at}
         for held in live.values():
             held.cancelled = True
-        return {generation: held.chars for generation, held in live.items()}
+        faulted = {generation: chars for generation, chars in asked.over.items() if chars is not None}
+        return faulted | {generation: held.chars for generation, held in live.items()}
 
     async def end(self, generation: str, *, marker: bool) -> bool:
         now = self._clock()
         asked, live = self._find(generation, now)
         if asked is not None and generation in asked.leases:
-            self._remove(asked, generation, marker=marker)
+            self._remove(asked, generation, marker=marker, faulted=marker)
         return live is not None
 
     async def lost(self, generation: str) -> bool:
@@ -137,9 +142,10 @@ class MemoryLeases:
             self._remove(asked, generation, marker=True)
         return True
 
-    def _remove(self, asked: _Asked, generation: str, *, marker: bool) -> None:
-        lease = asked.leases.pop(generation).lease
-        asked.over.add(generation)
+    def _remove(self, asked: _Asked, generation: str, *, marker: bool, faulted: bool = False) -> None:
+        held = asked.leases.pop(generation)
+        lease = held.lease
+        asked.over[generation] = held.chars if faulted else None
         asked.touched = self._clock()
         if marker:
             self._append(lease, Entry(generation, 0, "", "", lease.worker, lease.model, ended=True))
@@ -148,7 +154,8 @@ class MemoryLeases:
         now = self._clock()
         self._tidy(now)
         leases = [held for asked in self._asked.values() for held in asked.leases.values()]
-        return [_view(held) for held in leases if now < held.expires_at]
+        ahead = self._wall() - now
+        return [_view(held, ahead) for held in leases if now < held.expires_at]
 
     def _of(self, request: str, now: float) -> _Asked:
         asked = self._asked.get(request)
@@ -229,7 +236,7 @@ def _since(entries: deque[tuple[int, Entry]], after: int) -> Iterator[tuple[int,
     return reversed(new)
 
 
-def _view(held: _Held) -> LeaseView:
+def _view(held: _Held, ahead: float) -> LeaseView:
     lease = held.lease
     return LeaseView(
         generation=lease.generation,
@@ -241,5 +248,5 @@ def _view(held: _Held) -> LeaseView:
         bytes=held.bytes,
         chars=held.chars,
         cancelled=held.cancelled,
-        expires_at=held.expires_at,
+        expires_at=held.expires_at + ahead,
     )

@@ -15,8 +15,6 @@ from dataclasses import replace
 from midstream.pool.shapes import Request, RequestStatus
 from midstream.wire import POOL_LEASE_TERM, POOL_MOST_FAULTS, POOL_REQUEST_TERM
 
-# Seconds that a request which has ended can still be asked for.
-KEPT = 1200
 # Seconds after which a worker that is not seen is forgotten, and its name free for others.
 FORGOTTEN = 30 * 86_400
 # SQL is told of a lease's renewals at most once per third of its term, so it may know of an end that much too early.

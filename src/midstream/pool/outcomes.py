@@ -6,14 +6,14 @@ ends once, and is paid at most once.  The ledger's key says so a second time.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from sqlalchemy import Connection, Row
 
 from midstream.pool import lifecycle, queries, settlement
 from midstream.pool.errors import DuplicateGeneration, InvalidJob, UnknownRequest, WrongCredentials
-from midstream.pool.shapes import Faulted, Generation, GenerationStatus, Reply, Request, Submitted
+from midstream.pool.shapes import Generation, GenerationStatus, Reply, Request, Submitted
 
 REASON_CHARS = 200
 
@@ -46,16 +46,16 @@ def submit(connection: Connection, id: str, owner: str, reply: Reply, now: float
     """Raises InvalidJob, WrongCredentials, DuplicateGeneration."""
     key, request, generation = hold_generation(connection, id)
     _require_leased(generation, owner)
-    discarded = request.status != "waiting"
-    text = None if discarded else orjson.dumps(reply).decode()
+    # A reply that nobody wants any more is paid all the same, and not kept.
+    text = orjson.dumps(reply).decode() if request.status == "waiting" else None
     units = _end(connection, generation, "done", request.ask.max_length, chars=reply.chars, reply=text)
     after = lifecycle.handed_in(request, now)
     change(connection, key, request, after)
     _pay(connection, request, generation, units, now, finished=1)
-    return Submitted(units, after, discarded)
+    return Submitted(units, after)
 
 
-def fault(connection: Connection, id: str, owner: str | None, reason: str, now: float) -> Faulted:
+def fault(connection: Connection, id: str, owner: str | None, reason: str, now: float) -> Request:
     """Raises InvalidJob, WrongCredentials, DuplicateGeneration.
 
     Where the worker of a streaming generation reports it after its request was cancelled, it is left as it is: what its
@@ -64,13 +64,13 @@ def fault(connection: Connection, id: str, owner: str | None, reason: str, now: 
     key, request, generation = hold_generation(connection, id)
     _require_leased(generation, owner)
     if owner is not None and request.status == "cancelled" and generation.streams:
-        return Faulted(False, request)
+        return request
     reason = reason[:REASON_CHARS].replace("\0", "\ufffd")  # PostgreSQL has no NUL
     _end(connection, generation, "faulted", reason=reason)
     after = lifecycle.lost(request, now, reason)
     change(connection, key, request, after)
     connection.execute(queries.COUNT_LOST, {"key": generation.worker})
-    return Faulted(after.open_slots > request.open_slots, after)
+    return after
 
 
 def settle(connection: Connection, id: str, chars: int, now: float) -> bool:
@@ -101,15 +101,24 @@ def cancel(connection: Connection, id: str, now: float) -> list[Generation]:
     return [queries.to_generation(row) for row in connection.execute(queries.STILL_LEASED, {"id": id})]
 
 
-def expire(connection: Connection, now: float) -> tuple[list[Request], bool]:
+class Times(NamedTuple):
+    """What time it is; and up to when requests that waited, that have ended, and workers that were seen are too old."""
+
+    now: float
+    expired: float
+    old: float
+    forgotten: float
+
+
+def expire(connection: Connection, times: Times) -> tuple[list[Request], bool]:
     """Fail what has waited for too long, and forget what ended long ago; whether there may be more of either."""
     over = []
-    for row in connection.execute(queries.EXPIRED, {"now": now}).all():
+    for row in connection.execute(queries.EXPIRED, {"now": times.expired}).all():
         request = queries.to_request(row)
-        over.append(lifecycle.expired(request, now))
+        over.append(lifecycle.expired(request, times.now))
         change(connection, row.number, request, over[-1])
-    gone = connection.execute(queries.DELETE_OLD, {"before": now - lifecycle.KEPT}).rowcount
-    connection.execute(queries.DELETE_WORKERS, {"before": now - lifecycle.FORGOTTEN})
+    gone = connection.execute(queries.DELETE_OLD, {"before": times.old}).rowcount
+    connection.execute(queries.DELETE_WORKERS, {"before": times.forgotten})
     return over, queries.SWEEP in (gone, len(over))
 
 

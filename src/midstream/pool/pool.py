@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from midstream.clock import Clock
 from midstream.errors import MidstreamError
 from midstream.pool import matching
 from midstream.pool.attending import Attendance, Attending
@@ -34,7 +35,6 @@ from midstream.pool.shapes import (
     Ask,
     Declaration,
     Entry,
-    Faulted,
     Generation,
     Lease,
     Popped,
@@ -86,7 +86,7 @@ class Pool:
         self.leases = leases
         self.totals = Totals()
         self.attending = Attending(leases)
-        self._clock = clock
+        self._clock = Clock.of(clock)
         self._popped: dict[str, tuple[Declaration, float]] = {}
         self._declared: list[Declaration] = []
         self._refreshed_at = float("-inf")
@@ -123,7 +123,7 @@ class Pool:
     # --- requesters -------------------------------------------------------------------------------------------------
 
     async def enqueue(self, ask: Ask) -> Request:
-        """Put it into the queue.  Raises ValueError for what no worker can be asked."""
+        """Put it into the queue.  Raises TooManyPrompts, and ValueError for what no worker can be asked."""
         return await self.jobs.enqueue(ask)
 
     async def status(self, request: str) -> RequestView:
@@ -243,15 +243,17 @@ class Pool:
                 await self.cancel(request.id)
                 return
         await self._release(found, owner, marker=True)
-        faulted = await self.jobs.fault(generation, owner, reason)
-        if faulted.request.status == "cancelled":  # in between
-            await self.settle(generation, 0)
-        await self.faulted(faulted)
+        after = await self.jobs.fault(generation, owner, reason)
+        if found.streams and after.status == "cancelled":  # in between
+            await self.cancel(after.id)
+            await self.settle(generation, 0)  # where the lease store has forgotten what was posted
+        else:
+            await self.faulted(after)
 
-    async def faulted(self, faulted: Faulted) -> None:
-        """A generation was lost: count it, and tell of what that made of its request."""
+    async def faulted(self, request: Request) -> None:
+        """A generation of it was lost: count that, and tell of what it made of the request."""
         self.totals.note(self.totals.generations, "faulted")
-        await self.announce(faulted.request)
+        await self.announce(request)
 
     async def _release(self, generation: Generation, owner: str, *, marker: bool) -> None:
         """Take the lease of a generation that its own worker ends.
@@ -307,9 +309,13 @@ class Pool:
 
     # --- what is known without asking -------------------------------------------------------------------------------
 
+    def _here_since(self) -> float:
+        """A worker that was seen later than this is here."""
+        return self._clock.believed(POOL_WORKER_GONE) - POOL_WORKER_GONE
+
     def workers(self) -> Iterable[Declaration]:
         """What workers that are here have declared."""
-        since = self._clock() - POOL_WORKER_GONE
+        since = self._here_since()
         own = [worker for worker, at in self._popped.values() if at > since]
         names = {worker.name for worker in own}
         return [*own, *(worker for worker in self._declared if worker.name not in names)]
@@ -321,7 +327,7 @@ class Pool:
     def freshest(self) -> str | None:
         """A model of the worker that was here last: one seen minutes ago may have gone without a word."""
         seen = max(self._popped.values(), key=lambda known: known[1], default=None)
-        if seen is not None and seen[1] > self._clock() - POOL_WORKER_GONE:
+        if seen is not None and seen[1] > self._here_since():
             return seen[0].models[0]
         return next(iter(self.models()), None)
 
@@ -339,7 +345,7 @@ class Pool:
     async def refresh(self) -> None:
         """Read anew what workers of other gateways have declared, and how long the queue is."""
         self._refreshed_at = self._clock()
-        since = self._refreshed_at - POOL_WORKER_GONE
+        since = self._here_since()
         self._popped = {name: known for name, known in self._popped.items() if known[1] > since}
         self._declared = await self.jobs.declarations(since)
         self.totals.waiting, self.totals.running = await self.jobs.totals()

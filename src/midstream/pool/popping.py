@@ -68,14 +68,23 @@ def _demand(*columns: Any) -> Demand:
 
 
 def take(
-    connection: Connection, worker: Declaration, now: float, keys: list[int], ids: list[str], place: str
+    connection: Connection,
+    worker: Declaration,
+    now: float,
+    judged: float,
+    keys: list[int],
+    ids: list[str],
+    place: str,
 ) -> Popped:
-    """Lease what was found to the worker, as generations with these ids; if others were quicker, whatever else fits."""
+    """Lease what was found to the worker, as generations with these ids; if others were quicker, whatever else fits.
+
+    `judged` is the time by which requests expire.
+    """
     row = None
     for key in keys:
-        row = row or connection.execute(queries.TAKE, {"number": key, "now": now}).first()
+        row = row or connection.execute(queries.TAKE, {"number": key, "now": judged}).first()
     if row is None:
-        row = connection.execute(queries.PICK, matching.bounds(worker) | {"now": now}).first()
+        row = connection.execute(queries.PICK, matching.bounds(worker) | {"now": judged}).first()
     if row is None:
         return Popped([], {})
     before = queries.to_request(row)

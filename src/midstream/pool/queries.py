@@ -1,7 +1,7 @@
 """The statements of the pool, built once, and rows as values and back.
 
 Every transaction takes its locks in one order: the request's row, the generation's, the worker's, the accounts' by
-owner.  So two of them never wait for each other.
+owner.  So two of them never wait for each other.  ADMITTING comes first, in a transaction that locks nothing else.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ _DEMAND = (
 _WAITING = select(*_DEMAND).where(OPEN, request.c.expires_at > _now).order_by(request.c.number).limit(LOOK).subquery()
 DEMANDS = select(*_WAITING.c, func.count().label("requests")).group_by(*_WAITING.c)
 
+# Those that poll for answers of one owner come in one at a time, so that they can be counted.  SQLite's do in any case.
+ADMITTING = select(func.pg_advisory_xact_lock(bindparam("space"), bindparam("key")))
+POLLED = select(func.coalesce(func.sum(request.c.open_slots + request.c.leased), 0)).where(
+    text("status = 'waiting' AND stream_id IS NULL"), request.c.owner == bindparam("owner")
+)
 ADD = insert(request).returning(request.c.number)
 ADD_SELECTORS = insert(selector)
 HOLDS = select(request).where(request.c.id == _id)

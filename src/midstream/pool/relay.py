@@ -14,12 +14,11 @@ is seq 1 of another generation; *stray* is anything else: a wrong seq, another g
     exposed    keep     diverged      diverged       completed, the rest *   diverged           -
     completed  -        -             -              -                       -                  -
     diverged   -        -             -              -                       -                  -
-    cancelled  -        -             -              -                       -                  -
 
 The pinned generation's newest entry once more, word for word, changes nothing: a store that was replaced by one that
 lacks it takes the repeated post for new.
-`keep` makes a chunk that `take` hands over; `drop` forgets what was kept; `-` changes nothing; `cancel` leads from the
-first three states to `cancelled`.  (*) only if the reply is what was relayed, see `rest_of`; otherwise `diverged`.
+`keep` makes a chunk that `take` hands over; `drop` forgets what was kept; `-` changes nothing.  (*) only if the reply
+is what was relayed, see `rest_of`; otherwise `diverged`.
 What was kept before a divergence is still handed over: it belongs to the generation that was pinned.  Text out of a
 reply has `src: [generation, 0]`.
 
@@ -37,7 +36,7 @@ from midstream.codec.text import whole
 from midstream.pool.shapes import Entry, Reply
 from midstream.records import Chunk, Finish
 
-State = Literal["waiting", "pinned", "exposed", "completed", "diverged", "cancelled"]
+State = Literal["waiting", "pinned", "exposed", "completed", "diverged"]
 
 
 class Relay:
@@ -66,7 +65,7 @@ class Relay:
     @property
     def ended(self) -> bool:
         """Whether nothing can change any more."""
-        return self.state in ("completed", "diverged", "cancelled")
+        return self.state in ("completed", "diverged")
 
     def feed(self, entry: Entry) -> None:
         """Take the next entry of the request's progress."""
@@ -108,12 +107,6 @@ class Relay:
             self._diverge("the reply is another generation's")
             return
         self._reconcile(generation, reply)
-
-    def cancel(self) -> None:
-        """The request was cancelled: nothing of it is relayed any more."""
-        if not self.ended:
-            self._kept = []
-            self.state = "cancelled"
 
     # --- steps ------------------------------------------------------------------------------------------------------
 

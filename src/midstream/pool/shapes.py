@@ -164,21 +164,9 @@ class Popped:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What became of a submit: the reward, and the request after it.
-
-    `discarded`: the request had been cancelled or had failed; paid all the same, but nothing is delivered.
-    """
+    """What became of a submit: the reward in units, and the request after it."""
 
     units: int
-    request: Request
-    discarded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Faulted:
-    """What became of a fault: whether the job is offered again, and the request after it (`failed` at the third)."""
-
-    reoffered: bool
     request: Request
 
 

@@ -146,6 +146,9 @@ class Database:
 
     def _prepare(self) -> None:
         where = self._path or self._url.render_as_string(hide_password=True)
+        if self._path and os.path.exists(self._path) and not os.path.isfile(self._path):
+            # Before anything is done to it: SQLite opens a device, and the mode of /dev/null would be changed for all.
+            raise PoolUnusable(f"{where} cannot be opened: it is no file; name one")
         try:
             if self._path:
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))

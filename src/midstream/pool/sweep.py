@@ -26,11 +26,10 @@ Said = Callable[[str], Awaitable[tuple[str, int] | None]]
 
 
 class Sweep:
-    """The sweep of one gateway.  `clock` gives seconds since 1970."""
+    """The sweep of one gateway."""
 
-    def __init__(self, pool: Pool, clock: Callable[[], float], has_ended: HasEnded) -> None:
+    def __init__(self, pool: Pool, has_ended: HasEnded) -> None:
         self._pool = pool
-        self._clock = clock
         self._has_ended = has_ended
         self._looked_at = START
 
@@ -46,7 +45,7 @@ class Sweep:
 
     async def _run_out(self) -> None:
         """Leases that have run out are faults, whatever has become of their requests."""
-        for generation in await self._pool.jobs.nominees(self._clock()):
+        for generation in await self._pool.jobs.nominees():
             with suppress(InvalidJob, DuplicateGeneration):  # somebody else has ended it
                 await self._nominated(generation)
 
@@ -64,7 +63,7 @@ class Sweep:
 
     async def _expired(self) -> None:
         """Requests that no worker took in time fail."""
-        for request in await self._pool.jobs.expire(self._clock()):
+        for request in await self._pool.jobs.expire():
             await self._pool.announce(request)
 
     async def _unwanted(self) -> None:

@@ -134,6 +134,7 @@ _partial("midstream_request_open", "open_slots > 0", request.c.number)
 _partial("midstream_request_model", "open_slots > 0", request.c.model, request.c.number)
 _partial("midstream_request_own", "open_slots > 0", request.c.owner, request.c.model, request.c.number)
 _partial("midstream_request_waiting", "status = 'waiting'", request.c.expires_at)
+_partial("midstream_request_polled", "status = 'waiting' AND stream_id IS NULL", request.c.owner)
 _partial("midstream_request_ended", "status <> 'waiting'", request.c.ended_at)
 Index("midstream_generation_request", generation.c.request)
 _partial("midstream_generation_leased", "status = 'leased'", generation.c.expires_at)
@@ -152,6 +153,7 @@ CREATE INDEX midstream_request_open ON midstream_request (number) WHERE open_slo
 CREATE INDEX midstream_request_model ON midstream_request (model, number) WHERE open_slots > 0;
 CREATE INDEX midstream_request_own ON midstream_request (owner, model, number) WHERE open_slots > 0;
 CREATE INDEX midstream_request_waiting ON midstream_request (expires_at) WHERE status = 'waiting';
+CREATE INDEX midstream_request_polled ON midstream_request (owner) WHERE status = 'waiting' AND stream_id IS NULL;
 CREATE INDEX midstream_request_ended ON midstream_request (ended_at) WHERE status <> 'waiting';
 CREATE TABLE midstream_selector (
     request BIGINT NOT NULL REFERENCES midstream_request (number) ON DELETE CASCADE, kind TEXT NOT NULL,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -23,13 +23,11 @@ from midstream.pool.pool import Outcome, Pool
 from midstream.pool.relay import Relay
 from midstream.pool.shapes import Ask, Request
 from midstream.pool.sweep import HasEnded, forget_leases
-from midstream.records import Choice, Chunk, Finish, Fold
+from midstream.records import Choice, Fold, Producer
 from midstream.wire import POOL_ABANDONED, POOL_MOST_FAULTS, STORE_PATIENCE
 
 _log = logging.getLogger("midstream")
 _T = TypeVar("_T")
-
-Generation = AsyncGenerator[list[Chunk] | Finish, None]
 
 
 class PoolSource:
@@ -37,6 +35,8 @@ class PoolSource:
 
     # Seconds without a reader after which a request counts as cancelled; its own word on that comes first.
     abandon_after = POOL_ABANDONED
+    # Leases and ledger outlive this process.
+    continues = True
 
     def __init__(self, pool: Pool, has_ended: HasEnded) -> None:
         self._pool = pool
@@ -54,12 +54,14 @@ class PoolSource:
         """The model to take where none was named; None while no worker is here."""
         return self._pool.freshest()
 
-    def ask(self, owner: str, body: Mapping[str, Any], route: Route) -> Callable[[str], Generation]:
+    def ask(
+        self, owner: str, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
+    ) -> Callable[[str], Producer]:
         """Check the request now, and generate when a stream's id is there.  Raises BadRequest, with `param`."""
         ask = payload.ask_for(owner, str(body["model"]), body, route)
         return lambda stream_id: self.generate(ask, stream_id)
 
-    async def generate(self, ask: Ask, stream_id: str) -> Generation:
+    async def generate(self, ask: Ask, stream_id: str) -> Producer:
         """Put the request into the queue; yield an empty list, lists of chunks, then one Finish.
 
         Raises ProducerFailed: `ChatStreamDiverged` where what was shown cannot go on, `pool_faulted` where workers were
@@ -79,7 +81,7 @@ class PoolSource:
 
     async def proceed(
         self, owner: str, body: Mapping[str, Any], route: Route, stream_id: str, fold: Fold
-    ) -> Generation | None:
+    ) -> Producer | None:
         """Go on with a stream whose writer's process is gone; None where that is not possible.
 
         Raises BadRequest, PoolUnavailable.
@@ -104,7 +106,7 @@ class PoolSource:
 
     # --- the relay --------------------------------------------------------------------------------------------------
 
-    async def _relayed(self, request: Request, relay: Relay, stream_id: str) -> Generation:
+    async def _relayed(self, request: Request, relay: Relay, stream_id: str) -> Producer:
         attendance = self._pool.attend(request.id)
         if relay.state == "exposed":
             attendance.pinned = relay.pinned

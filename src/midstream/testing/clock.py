@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from midstream.clock import Clock
 
-class ManualClock:
+
+class ManualClock(Clock):
     """Wall time in seconds as a float, standing still until it is moved.
 
     Call it for the time, as one calls `time.time`:
@@ -15,7 +17,8 @@ class ManualClock:
     """
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
-        self._now = now
+        self._now, self._passed = now, 0.0
+        super().__init__(lambda: self._now, lambda: self._passed)
 
     def __call__(self) -> float:
         """Seconds since the epoch."""
@@ -26,7 +29,8 @@ class ManualClock:
         if seconds < 0:
             raise ValueError(f"time passes forwards only, not by {seconds} s; use set() for a jump")
         self._now += seconds
+        self._passed += seconds
 
     def set(self, now: float) -> None:
-        """Jump to `now`, backwards too, as a machine's wall clock does when it is corrected."""
+        """Jump to `now`, backwards too, as a machine's wall clock does when it is corrected: no time passes by that."""
         self._now = now

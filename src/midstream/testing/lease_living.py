@@ -234,7 +234,7 @@ class FlagLaws:
         assert await leases.end(worker.generation, marker=False)
 
     async def test_flag_passes_over_what_is_gone(self, leases: Leases, clock: Clock) -> None:
-        """Leases that ended or ran out are a submit's or a fault's to settle."""
+        """A lease that a submit has ended is the submit's to settle, and one that ran out is nobody's."""
         request = new_id()
         ended, expired = await Worker.begin(leases, request), await Worker.begin(leases, request)
         await ended.say("a")
@@ -243,6 +243,20 @@ class FlagLaws:
         clock.advance(TERM + 1)
         assert await leases.flag(request) == {}
         assert await leases.lost(expired.generation)
+
+    async def test_flag_tells_what_a_fault_left_behind(self, leases: Leases, clock: Clock) -> None:
+        """Also of a lease that had run out when its worker gave it back: the cancel may come to the database first."""
+        request = new_id()
+        live, expired = await Worker.begin(leases, request), await Worker.begin(leases, request)
+        await live.say("abc")
+        await expired.say("de")
+        assert await leases.end(live.generation, marker=True)
+        clock.advance(TERM + 1)
+        assert not await leases.end(expired.generation, marker=True)
+        for _ in range(2):
+            assert await leases.flag(request) == {live.generation: 3, expired.generation: 2}
+        with pytest.raises(NoLease):
+            await live.live()
 
     async def test_flag_counts_every_post_that_was_taken(self, leases: Leases) -> None:
         """None comes in between: what is answered 'not cancelled' has been counted."""

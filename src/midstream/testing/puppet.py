@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, NoReturn
 
 from midstream.codec.openai import Route
 from midstream.errors import ProducerFailed
+from midstream.producers.upstream import Direct
 from midstream.records import Chunk, Finish
 from midstream.testing.patience import soon
 
@@ -26,7 +27,7 @@ class Stopped(AssertionError):
     """The gateway has let go of this generation: nobody takes what it says."""
 
 
-class Puppet:
+class Puppet(AsyncGenerator[list[Chunk] | Finish, None]):
     """One generation.  It is silent until told to speak, and stops when the gateway stops it.
 
     `body` and `headers` are what an upstream would have been sent; `stopped` is set once the gateway has let go of it,
@@ -45,10 +46,7 @@ class Puppet:
 
     # What the gateway calls.
 
-    def __aiter__(self) -> Puppet:
-        return self
-
-    async def __anext__(self) -> list[Chunk] | Finish:
+    async def asend(self, _: None) -> list[Chunk] | Finish:
         # It is asked for the next line only when the one before is in the journal.
         self._taken = self._spoken
         self.asked.set()
@@ -58,6 +56,9 @@ class Puppet:
         if isinstance(line, Exception):
             raise line
         return line
+
+    async def athrow(self, *_: Any) -> NoReturn:
+        raise AssertionError("the gateway throws nothing into a generation")
 
     async def aclose(self) -> None:
         self.stopped.set()
@@ -99,7 +100,7 @@ class Puppet:
             await self._changed.wait()
 
 
-class Puppets:
+class Puppets(Direct):
     """The models of a gateway under test: what it is given for its upstreams.  `begun` counts the generations."""
 
     pool = None

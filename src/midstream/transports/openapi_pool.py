@@ -170,6 +170,7 @@ def _refusals(*statuses: int) -> dict[str, Any]:
         413: "A body that is too large, or ChatProgressTooLarge",
         415: "A body that is not application/json",
         421: "A host that this gateway does not answer for",
+        429: "TooManyPrompts: the owner waits for as many generations as one may",
         500: "The gateway failed",
         503: "The pool's store does not answer",
     }
@@ -194,7 +195,7 @@ def _paths() -> dict[str, Any]:
                 "Ask for generations, to be polled for",
                 "PoolAsk",
                 {"202": _answer("Queued", "PoolAccepted"), "200": _answer("With `dry_run`", "PoolAccepted")}
-                | _refusals(*body, 401),
+                | _refusals(*body, 401, 429),
                 _KEYED,
             )
         },

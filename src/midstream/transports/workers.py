@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from midstream.errors import BadRequest, Busy, MidstreamError, Unauthorized
-from midstream.pool.errors import InvalidAPIKey, PoolError, PoolUnavailable
+from midstream.pool.errors import InvalidAPIKey, PoolError
 from midstream.transports import workers_answers as answers
 from midstream.transports import workers_shapes as shapes
 from midstream.transports.http import NO_STORE, Caller, Endpoint, header, json_response, read_body
@@ -196,8 +196,8 @@ def refusal(error: Refusal) -> Response:
         headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else None
         body = {"message": error.detail or error.code, "rc": rc_of(error), **error.facts}
         return json_response(body, HTTP_STATUS.get(error.code, 500), headers)
-    headers = {"retry-after": "1"} if isinstance(error, PoolUnavailable) else None
-    return json_response(error.body(), error.status, headers)
+    wait = error.retry_after if isinstance(error, PoolError) else None
+    return json_response(error.body(), error.status, {"retry-after": str(wait)} if wait is not None else None)
 
 
 def rc_of(error: Refusal) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -16,13 +16,13 @@ from sqlalchemy import Connection, event, select
 from sqlalchemy.exc import IntegrityError
 
 from midstream.pool import lifecycle, outcomes, queries, tables
-from midstream.pool.errors import DuplicateGeneration, InvalidJob, UnknownRequest, WrongCredentials
+from midstream.pool.errors import DuplicateGeneration, InvalidJob, TooManyPrompts, UnknownRequest, WrongCredentials
 from midstream.pool.jobs import CHECK_IN, START, Jobs
-from midstream.pool.jobs import _enqueue as enqueue
+from midstream.pool.jobs import _add as add
 from midstream.pool.overview import Overview
 from midstream.pool.shapes import Ask, Declaration, Generation, LedgerRow, Reply, Request
 from midstream.testing.clock import ManualClock
-from midstream.wire import POOL_MOST_FAULTS, POOL_REQUEST_TERM
+from midstream.wire import POOL_MOST_FAULTS, POOL_REQUEST_KEPT, POOL_REQUEST_TERM
 from tests.postgres import DATABASES, database_url, lose_commit, shared
 
 ASK = Ask("alice", ("small",), {"prompt": "Once"}, max_length=100, max_context_length=2048)
@@ -34,9 +34,9 @@ REPLY = Reply("x" * 200)  # 50 tokens
 class Queue(Jobs):
     """Jobs on a clock that the test moves, with the steps that most tests begin with."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.clock = url, ManualClock()
-        super().__init__(url, self.clock)
+    def __init__(self, url: str, most: int = 10_000, now: float = 1_700_000_000.0) -> None:
+        self.url, self.clock = url, ManualClock(now)
+        super().__init__(url, self.clock, most=most)
 
     async def look(self, limit: int = 100) -> Overview:
         """All there is, workers that have not been seen for years among them."""
@@ -51,13 +51,13 @@ class Queue(Jobs):
         """So many requests on streams of their own, in one transaction."""
         now = self.clock()
 
-        def add(connection: Connection) -> None:
+        def fill(connection: Connection) -> None:
             for at in range(count):
                 each = replace(ask, stream_id=f"s{at}")
                 request = Request(str(uuid4()), each, "waiting", 1, 0, now, now + POOL_REQUEST_TERM)
-                enqueue(connection, request, queries.ask_row(each))
+                add(connection, request, queries.ask_row(each))
 
-        await self._db.write(add)
+        await self._db.write(fill)
 
     async def popped(self, worker: Declaration = WORKER) -> Generation:
         """What a pop gives, which must be something."""
@@ -136,6 +136,77 @@ async def test_a_request_that_makes_no_sense_is_refused(jobs: Queue, ask: Ask) -
     with pytest.raises(ValueError, match=r"telepathy|one generation"):
         await jobs.enqueue(ask)
     assert (await jobs.look()).queue == []
+
+
+@pytest.fixture(params=DATABASES)
+async def gateways(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[list[Queue]]:
+    """Three on one database, where an owner may wait for five generations."""
+    url = database_url(request.param, tmp_path)
+    queues = [Queue(url, most=5) for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        for queue in queues:
+            await queue.open()
+            stack.push_async_callback(queue.close)
+        yield queues
+
+
+async def test_an_owner_waits_for_so_many_generations_however_many_ask_at_once(gateways: list[Queue]) -> None:
+    """Of any two that ask at the same moment, at whichever gateways, one is counted before the other is let in."""
+    for owner in ("alice", "carol", "dave"):
+        asks = [replace(ASK, owner=owner, amount=1 + at % 2) for at in range(12)]
+        told = await asyncio.gather(
+            *(gateways[at % 3].enqueue(ask) for at, ask in enumerate(asks)), return_exceptions=True
+        )
+        taken = [one.ask.amount for one in told if isinstance(one, Request)]
+        refused = [one for one in told if isinstance(one, TooManyPrompts)]
+        assert len(taken) + len(refused) == 12
+        assert sum(taken) in (4, 5)
+        assert {one.facts["limit"] for one in refused} == {5}
+
+
+async def test_whatever_ends_a_generation_makes_room_for_another(gateways: list[Queue]) -> None:
+    """What a worker has counts still, and what is offered again; of a request for several, what has come does not."""
+    jobs = gateways[0]
+
+    async def is_full() -> bool:
+        try:
+            await jobs.cancel((await jobs.enqueue(ASK)).id)
+        except TooManyPrompts:
+            return True
+        return False
+
+    request = await jobs.enqueue(replace(ASK, amount=4))
+    other = await jobs.enqueue(ASK)
+    assert await is_full()
+    first = await jobs.popped()
+    assert await is_full()
+    await jobs.fault(first.id, "bob", "tired")
+    assert await is_full()
+    await jobs.submit((await jobs.popped()).id, "bob", REPLY)
+    assert not await is_full()
+    await jobs.enqueue(ASK)
+    assert await is_full()
+    await jobs.cancel(other.id)
+    assert not await is_full()
+    jobs.clock.advance(2 * POOL_REQUEST_TERM)
+    await jobs.expire()
+    assert await jobs.status(request) == "failed"
+    await jobs.enqueue(replace(ASK, amount=5))
+    assert await is_full()
+
+
+async def test_those_who_read_along_and_other_owners_are_not_counted(gateways: list[Queue]) -> None:
+    """An open stream counts as a stream already."""
+    jobs = gateways[0]
+    for at in range(6):
+        await jobs.enqueue(replace(STREAMED, stream_id=f"s{at}"))
+    await jobs.enqueue(replace(ASK, amount=5))
+    with pytest.raises(TooManyPrompts):
+        await jobs.enqueue(ASK)
+    await jobs.enqueue(replace(STREAMED, stream_id="another"))
+    await jobs.enqueue(replace(ASK, owner="carol", amount=5))
+    with pytest.raises(TooManyPrompts):
+        await jobs.enqueue(replace(ASK, owner="dave", amount=6))
 
 
 async def test_a_pop_leases_a_slot_and_pushes_the_expiry_on(jobs: Queue) -> None:
@@ -238,7 +309,7 @@ async def test_a_pop_does_not_look_at_the_jobs_of_other_models(tmp_path: Path) -
         for number in range(1000):
             ask = replace(ASK, models=("other",), owner=("alice", "bob")[number % 2])
             request = Request(str(uuid4()), ask, "waiting", 1, 0, jobs.clock(), jobs.clock() + POOL_REQUEST_TERM)
-            enqueue(connection, request, queries.ask_row(ask))
+            add(connection, request, queries.ask_row(ask))
 
     try:
         taken = []
@@ -265,6 +336,13 @@ async def test_a_commit_without_an_answer_is_not_done_twice() -> None:
         request = await jobs.enqueue(ASK)
         assert [row.id for row in (await jobs.look()).queue] == [request.id]
         assert await jobs.request(request.id) == request
+        last = Queue(jobs.url, most=2)  # the one that was written is not counted before itself
+        await last.open()
+        try:
+            lose_commit(last._db.engine)
+            await last.cancel((await last.enqueue(ASK)).id)
+        finally:
+            await last.close()
         await jobs.pop(replace(WORKER, models=("none",)))  # it is checked in now
         lose_commit(jobs._db.engine)
         [(generation, given)] = (await jobs.pop(WORKER)).given
@@ -273,11 +351,11 @@ async def test_a_commit_without_an_answer_is_not_done_twice() -> None:
         assert given == await jobs.request(request.id)
         lose_commit(jobs._db.engine)
         submitted = await jobs.submit(generation.id, "bob", REPLY)
-        assert (submitted.units, submitted.discarded, submitted.request.status) == (50, False, "done")
+        assert (submitted.units, submitted.request.status) == (50, "done")
         assert await jobs.balance("bob") == 50
         _, second = await jobs.leased_one()
         lose_commit(jobs._db.engine)
-        assert (await jobs.fault(second.id, "bob", "tired")).reoffered
+        assert (await jobs.fault(second.id, "bob", "tired")).open_slots == 1
         third = await jobs.popped()
         lose_commit(jobs._db.engine)
         assert await jobs.cancel(third.request) == [third]
@@ -338,7 +416,7 @@ async def test_models_are_those_of_workers_seen_lately(jobs: Queue) -> None:
 async def test_a_worker_not_seen_for_a_month_is_forgotten_and_its_name_free(jobs: Queue) -> None:
     await jobs.pop(WORKER)
     jobs.clock.advance(31 * 86_400)
-    await jobs.expire(jobs.clock())
+    await jobs.expire()
     assert (await jobs.look()).workers == []
     await jobs.pop(replace(WORKER, owner="carol"))
     assert [row.owner for row in (await jobs.look()).workers] == ["carol"]
@@ -356,7 +434,7 @@ async def test_a_reply_is_kept_and_paid_once(jobs: Queue) -> None:
         metadata=[{"type": "x", "value": "y"}],
     )
     submitted = await jobs.submit(generation.id, "bob", reply)
-    assert (submitted.units, submitted.discarded) == (51, False)
+    assert submitted.units == 51
     assert submitted.request == await jobs.request(request.id)
     assert (submitted.request.status, submitted.request.finished, submitted.request.leased) == ("done", 1, 0)
     [kept] = await jobs.generations(request.id)
@@ -426,8 +504,8 @@ async def test_a_request_for_several_is_done_with_its_last_one(jobs: Queue) -> N
 async def test_a_fault_offers_the_job_again_and_the_late_worker_is_told(jobs: Queue) -> None:
     request, generation = await jobs.leased_one()
     faulted = await jobs.fault(generation.id, "bob", "generation_error")
-    assert faulted.reoffered
-    assert faulted.request == await jobs.request(request.id)
+    assert faulted.open_slots == 1
+    assert faulted == await jobs.request(request.id)
     for work in (jobs.submit(generation.id, "bob", REPLY), jobs.fault(generation.id, "bob", "again")):
         with pytest.raises(InvalidJob):
             await work
@@ -443,9 +521,9 @@ async def test_a_fault_offers_the_job_again_and_the_late_worker_is_told(jobs: Qu
 async def test_the_third_fault_fails_the_request(jobs: Queue) -> None:
     request = await jobs.enqueue(ASK)
     told = [await jobs.fault((await jobs.popped()).id, "bob", "no memory") for _ in range(POOL_MOST_FAULTS)]
-    assert [one.reoffered for one in told] == [True, True, False]
+    assert [one.open_slots for one in told] == [1, 1, 0]
     failed = await jobs.request(request.id)
-    assert failed == told[-1].request
+    assert failed == told[-1]
     assert (failed.status, failed.open_slots, failed.faults) == ("failed", 0, 3)
     assert "no memory" in failed.reason
     assert (await jobs.pop(WORKER)).given == []
@@ -457,7 +535,8 @@ async def test_what_comes_in_for_a_failed_request_is_paid_and_discarded(jobs: Qu
     for generation in lost:
         await jobs.fault(generation.id, "bob", "")
     submitted = await jobs.submit(last.id, "bob", REPLY)
-    assert (submitted.units, submitted.discarded, submitted.request.status) == (50, True, "failed")
+    assert (submitted.units, submitted.request.status) == (50, "failed")
+    assert (await jobs.generation(last.id)).reply is None
     assert await jobs.status(request) == "failed"
 
 
@@ -467,7 +546,7 @@ async def test_a_cancelled_request_is_never_popped_again(jobs: Queue) -> None:
     assert await jobs.cancel(request.id) == [generation]
     assert await jobs.cancel(request.id) == [generation]
     assert (await jobs.pop(WORKER)).given == []
-    assert not (await jobs.fault(generation.id, "bob", "")).reoffered
+    assert (await jobs.fault(generation.id, "bob", "")).open_slots == 0
     assert (await jobs.pop(WORKER)).given == []
     assert await jobs.cancel(request.id) == []
     assert await jobs.status(request) == "cancelled"
@@ -478,7 +557,7 @@ async def test_a_submit_after_the_cancel_is_paid_and_its_text_discarded(jobs: Qu
     request, generation = await jobs.leased_one(replace(ASK, streams=streams))
     await jobs.cancel(request.id)
     submitted = await jobs.submit(generation.id, "bob", REPLY)
-    assert (submitted.units, submitted.discarded, submitted.request.status) == (50, True, "cancelled")
+    assert (submitted.units, submitted.request.status) == (50, "cancelled")
     assert (await jobs.generation(generation.id)).reply is None
     assert not await jobs.settle(generation.id, 10)
     with pytest.raises(DuplicateGeneration):
@@ -504,7 +583,7 @@ async def test_a_cancelled_generation_is_settled_once_on_what_was_posted(jobs: Q
 async def test_a_worker_that_gives_up_after_the_cancel_is_paid_for_what_it_posted(jobs: Queue) -> None:
     request, generation = await jobs.leased_one(STREAMED)
     await jobs.cancel(request.id)
-    assert not (await jobs.fault(generation.id, "bob", "stopped")).reoffered
+    assert (await jobs.fault(generation.id, "bob", "stopped")).open_slots == 0
     assert await jobs.settle(generation.id, 200)
     assert await jobs.balance("bob") == 50
 
@@ -522,7 +601,7 @@ async def test_a_lost_attempt_is_not_paid_when_its_request_is_cancelled_later(jo
 async def test_a_lease_that_ran_out_after_the_cancel_is_over_and_unpaid(jobs: Queue) -> None:
     request, generation = await jobs.leased_one(STREAMED)
     await jobs.cancel(request.id)
-    assert not (await jobs.fault(generation.id, None, "its lease ran out")).reoffered
+    assert (await jobs.fault(generation.id, None, "its lease ran out")).open_slots == 0
     assert not await jobs.settle(generation.id, 200)
     assert await jobs.unsettled() == []
     assert await jobs.balance("bob") == 0
@@ -532,14 +611,14 @@ async def test_a_renewed_lease_is_not_nominated(jobs: Queue) -> None:
     _, generation = await jobs.leased_one(STREAMED)
     for _ in range(6):  # 900 s, three leases and more
         jobs.clock.advance(150)
-        assert await jobs.nominees(jobs.clock()) == []
+        assert await jobs.nominees() == []
         await jobs.renew(generation.id)
     jobs.clock.advance(lifecycle.NOMINATED + 1)
-    assert [one.id for one in await jobs.nominees(jobs.clock())] == [generation.id]
+    assert [one.id for one in await jobs.nominees()] == [generation.id]
     assert [row.generation for row in (await jobs.look()).running] == [generation.id]
     await jobs.fault(generation.id, None, "its lease ran out")
     await jobs.renew(generation.id)
-    assert await jobs.nominees(jobs.clock()) == []
+    assert await jobs.nominees() == []
     assert (await jobs.look()).running == []
 
 
@@ -560,18 +639,85 @@ async def test_what_is_taken_back_counts_no_fault_and_no_pay(jobs: Queue, reoffe
 async def test_a_request_that_nobody_takes_expires_and_is_forgotten_later(jobs: Queue) -> None:
     request = await jobs.enqueue(replace(ASK, stream_id="s1"))
     jobs.clock.advance(POOL_REQUEST_TERM - 1)
-    assert await jobs.expire(jobs.clock()) == []
+    assert await jobs.expire() == []
     jobs.clock.advance(1)
     assert (await jobs.pop(WORKER)).given == []
-    [expired] = await jobs.expire(jobs.clock())
+    [expired] = await jobs.expire()
     assert expired == await jobs.request(request.id)
     assert (expired.status, expired.reason) == ("failed", "no worker took it in time")
-    assert await jobs.expire(jobs.clock()) == []
-    jobs.clock.advance(lifecycle.KEPT)
-    await jobs.expire(jobs.clock())
+    assert await jobs.expire() == []
+    jobs.clock.advance(POOL_REQUEST_KEPT)
+    await jobs.expire()
     with pytest.raises(UnknownRequest):
         await jobs.request(request.id)
     assert await jobs.by_stream("s1") is None
+
+
+async def test_a_clock_that_jumps_fails_and_forgets_no_request(jobs: Queue) -> None:
+    """By twenty minutes, or by a night that the machine slept: each has the time that it had left."""
+    ended = await jobs.enqueue(ASK)
+    await jobs.cancel(ended.id)
+    request, other = await jobs.enqueue(ASK), await jobs.enqueue(replace(ASK, models=("rare",)))
+    jobs.clock.advance(POOL_REQUEST_TERM / 2)
+    jobs.clock.set(jobs.clock() + 30_000)
+    assert await jobs.expire() == []
+    assert await jobs.status(ended) == "cancelled"
+    assert (await jobs.popped()).request == request.id
+    jobs.clock.advance(POOL_REQUEST_TERM / 2 - 1)
+    assert await jobs.expire() == []
+    jobs.clock.advance(1)
+    assert (await jobs.pop(replace(WORKER, models=("rare",)))).given == []
+    assert [one.id for one in await jobs.expire()] == [other.id]
+    with pytest.raises(UnknownRequest):
+        await jobs.request(ended.id)
+    jobs.clock.advance(POOL_REQUEST_KEPT - 1)
+    await jobs.expire()
+    assert await jobs.status(other) == "failed"
+    jobs.clock.advance(1)
+    await jobs.expire()
+    with pytest.raises(UnknownRequest):
+        await jobs.request(other.id)
+
+
+async def test_a_request_made_after_the_clock_jumped_expires_on_time(jobs: Queue) -> None:
+    jobs.clock.set(jobs.clock() + 30_000)
+    assert await jobs.expire() == []
+    request = await jobs.enqueue(ASK)
+    jobs.clock.advance(POOL_REQUEST_TERM - 1)
+    assert await jobs.expire() == []
+    jobs.clock.advance(1)
+    assert [one.id for one in await jobs.expire()] == [request.id]
+
+
+async def test_what_is_old_when_a_gateway_starts_has_expired(jobs: Queue) -> None:
+    """Whoever was to have it was told twenty minutes; whether the clock jumped or time passed, nobody here has seen."""
+    request = await jobs.enqueue(ASK)
+    again = Queue(jobs.url, now=jobs.clock() + POOL_REQUEST_TERM)
+    await again.open()
+    try:
+        assert (await again.pop(WORKER)).given == []
+        assert [one.id for one in await again.expire()] == [request.id]
+    finally:
+        await again.close()
+
+
+async def test_a_clock_that_jumps_nominates_nobody_whose_time_has_not_passed(jobs: Queue) -> None:
+    """The worker of what comes whole cannot renew its time."""
+    _, generation = await jobs.leased_one()
+    jobs.clock.advance(lifecycle.NOMINATED - 10)
+    jobs.clock.set(jobs.clock() + 30_000)
+    assert await jobs.nominees() == []
+    jobs.clock.advance(11)
+    assert [one.id for one in await jobs.nominees()] == [generation.id]
+
+
+async def test_a_clock_that_jumps_forgets_no_worker(jobs: Queue) -> None:
+    """As where a machine starts in 1970 and is told the time later: its name is not free."""
+    await jobs.pop(WORKER)
+    jobs.clock.set(jobs.clock() + 50 * 365 * 86_400)
+    await jobs.expire()
+    with pytest.raises(WrongCredentials):
+        await jobs.pop(replace(WORKER, owner="carol"))
 
 
 async def test_thousands_expire_and_are_forgotten_in_one_go(jobs: Queue) -> None:
@@ -579,10 +725,10 @@ async def test_thousands_expire_and_are_forgotten_in_one_go(jobs: Queue) -> None
     count = queries.SWEEP + 5
     await jobs.many(count)
     jobs.clock.advance(POOL_REQUEST_TERM)
-    assert len(await jobs.expire(jobs.clock())) == count
+    assert len(await jobs.expire()) == count
     assert await jobs.totals() == (0, 0)
-    jobs.clock.advance(lifecycle.KEPT)
-    assert await jobs.expire(jobs.clock()) == []
+    jobs.clock.advance(POOL_REQUEST_KEPT)
+    assert await jobs.expire() == []
     assert await jobs._db.read(lambda connection: connection.execute(select(tables.request.c.id)).all()) == []
 
 
@@ -602,7 +748,7 @@ async def test_every_request_on_a_stream_comes_into_view_however_many_there_are(
 async def test_a_request_that_a_worker_has_does_not_expire(jobs: Queue) -> None:
     _, generation = await jobs.leased_one()
     jobs.clock.advance(POOL_REQUEST_TERM * 10)
-    assert await jobs.expire(jobs.clock()) == []
+    assert await jobs.expire() == []
     assert (await jobs.submit(generation.id, "bob", REPLY)).request.status == "done"
 
 
@@ -611,13 +757,13 @@ async def test_forgetting_takes_generations_and_replies_along_but_not_the_ledger
     await jobs.submit(generation.id, "bob", REPLY)
     cancelled, held = await jobs.leased_one()
     await jobs.cancel(cancelled.id)
-    jobs.clock.advance(lifecycle.KEPT)
-    await jobs.expire(jobs.clock())
+    jobs.clock.advance(POOL_REQUEST_KEPT)
+    await jobs.expire()
     assert await jobs.generations(request.id) == []
     with pytest.raises(InvalidJob):  # not DuplicateGeneration: nobody knows any more
         await jobs.submit(generation.id, "bob", REPLY)
-    assert (await jobs.submit(held.id, "bob", REPLY)).discarded  # a worker still had it
-    await jobs.expire(jobs.clock())
+    assert (await jobs.submit(held.id, "bob", REPLY)).units == 50  # a worker still had it
+    await jobs.expire()
     with pytest.raises(UnknownRequest):
         await jobs.request(cancelled.id)
     assert [row.units for row in (await jobs.look()).ledger] == [50, 50]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from midstream.pool.errors import (
 from midstream.pool.leases_memory import MemoryLeases
 from midstream.pool.shapes import Ask, Generation, Reply, Request
 from midstream.testing.clock import ManualClock
-from midstream.wire import POOL_LEASE_TERM, POOL_SWEEP_EVERY, POOL_WORKER_GONE
+from midstream.wire import POOL_LEASE_TERM, POOL_REQUEST_KEPT, POOL_SWEEP_EVERY, POOL_WORKER_GONE
 from tests.houses import KEY, OWNER, WORKER, House, house
 
 TERM = float(POOL_LEASE_TERM)
@@ -100,7 +100,7 @@ async def test_posts_touch_the_database_once_in_a_third_of_a_term(here: House) -
         await here.quiet()
         assert sent == []
         for at in range(9):
-            here.clock.advance(TERM / 9)
+            here.clock.advance(TERM / 9 + 0.1)
             await here.post(generation, ["x", "y"], 21 + 2 * at)
             await here.quiet()
     assert len([one for one in sent if one.startswith("UPDATE")]) == 3
@@ -157,6 +157,27 @@ async def test_submit_in_the_instant_of_a_sweep_does_not_keep_others_from_their_
     await here.sweep()
     assert (await here.jobs.request(dead.id)).faults == 1
     assert await here.balances() == (-20, 20)
+
+
+@pytest.mark.parametrize("jump", [1200.0, 30_000.0, -30_000.0])
+async def test_clock_that_jumps_costs_no_worker_its_job(here: House, jump: float) -> None:
+    """Nor does its model vanish meanwhile; and one that falls silent loses its lease when it always did."""
+    request, generation = await leased(here)
+    _, reply = await leased(here, replace(ASK, streams=False))
+    await here.post(generation, ["x"])
+    here.clock.set(here.clock() + jump)
+    assert here.pool.serves("m")
+    assert here.pool.freshest() == "m"
+    await here.sweep()
+    await here.post(generation, ["y"], 2)
+    [view] = await here.leases.held()
+    assert view.expires_at == pytest.approx(here.clock() + TERM)
+    assert await here.look() == []
+    assert await here.finish(reply, "x") == 20
+    assert await status(here, request) == "waiting"
+    here.clock.advance(TERM + 1)
+    with pytest.raises(NoLease):
+        await here.pool.progress(generation.id, KEY, 3, "z", "")
 
 
 async def test_renewal_that_did_not_get_through_costs_nobody_the_job(here: House) -> None:
@@ -431,6 +452,57 @@ async def test_fault_of_a_cancelled_generation_is_paid_as_the_cancel_says(here: 
     assert await here.look() == []
 
 
+@pytest.mark.parametrize("first", ["half a cancel, the fault", "the lease goes, the cancel", "the lease goes alone"])
+async def test_fault_that_races_a_cancel_is_paid_what_was_posted(here: House, monkeypatch: Any, first: str) -> None:
+    """Whichever comes to the lease first, and also where the worker's gateway stops when the lease has gone."""
+    request, generation = await leased(here)
+    await here.post(generation, ["x" * 100])
+    end, fault = here.leases.end, here.jobs.fault
+
+    async def flagged_before(id: str, *, marker: bool) -> bool:
+        await here.leases.flag(request.id)
+        await here.jobs.cancel(request.id)
+        return await end(id, marker=marker)
+
+    async def cancelled_before(*given: Any) -> Request:
+        await here.pool.cancel(request.id)
+        return await fault(*given)
+
+    async def stopped(*_: Any) -> Request:
+        raise PoolUnavailable
+
+    with monkeypatch.context() as patched:
+        if first.startswith("half"):
+            patched.setattr(here.leases, "end", flagged_before)
+        else:
+            patched.setattr(here.jobs, "fault", stopped if first.endswith("alone") else cancelled_before)
+        with suppress(InvalidJob, PoolUnavailable):
+            await here.pool.fault(generation.id, "bob", "generation_error")
+    await here.pool.cancel(request.id)
+    assert [one.status for one in await here.jobs.generations(request.id)] == ["cancelled"]
+    assert await here.balances() == (-25, 25)
+    assert here.pool.totals.generations == {"cancelled": 1}
+    assert await here.look() == []
+
+
+async def test_fault_that_races_a_cancel_is_paid_the_floor_where_its_lease_is_forgotten(
+    here: House, monkeypatch: Any
+) -> None:
+    """The store came back without it."""
+    request, generation = await leased(here)
+    await here.post(generation, ["x" * 100])
+
+    async def forgotten(*_: object, **__: object) -> bool:
+        assert isinstance(here.leases, MemoryLeases)
+        here.leases._asked.clear()
+        await here.jobs.cancel(request.id)
+        return False
+
+    monkeypatch.setattr(here.leases, "end", forgotten)
+    await here.pool.fault(generation.id, "bob", "generation_error")
+    assert await here.balances() == (-20, 20)
+
+
 @pytest.mark.parametrize("other", ["submit", "fault", "lost"])
 async def test_cancel_that_races_leaves_one_outcome_and_a_sum_of_zero(here: House, other: str) -> None:
     for _ in range(5):
@@ -530,7 +602,7 @@ async def test_only_its_own_gateway_says_that_a_lease_in_memory_has_run_out(tmp_
         assert (await here.jobs.generation(generation.id)).status == "leased"
         await here.sweep()
         assert (await here.jobs.generation(generation.id)).expires_at > clock()
-        clock.advance(lifecycle.NOMINATED + lifecycle.KEPT + 1)
+        clock.advance(lifecycle.NOMINATED + POOL_REQUEST_KEPT + 1)
         await there.sweep()
         assert (await here.jobs.request(request.id)).faults == 1
 

@@ -225,6 +225,16 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         await opened(f"sqlite:///{tmp_path}/none/pool.db")
 
 
+async def test_what_is_no_file_is_left_as_it_is(tmp_path: Path) -> None:
+    """A device, above all: SQLite would open it, and make it ours alone."""
+    device = tmp_path / "device"
+    os.mkfifo(device, 0o666)
+    before = device.stat()
+    with pytest.raises(PoolUnusable, match="it is no file"):
+        await opened(f"sqlite:///{device}")
+    assert device.stat() == before
+
+
 async def test_a_database_that_cannot_be_reached_is_named_without_its_password() -> None:
     with pytest.raises(PoolUnusable, match="connection") as refused:
         await opened("postgresql://me:secret@127.0.0.1:1/pool")

@@ -9,5 +9,6 @@ if lease.over then
   return lease.over == token and 1 or 0
 end
 local lives = live(lease)
-finish(lease, lives and token or '', marker == '1')
+local faulted = marker == '1'
+finish(lease, lives and token or '', faulted, faulted and lease.chars or nil)
 return lives and 1 or 0

@@ -1,4 +1,5 @@
--- Cancel a request: flag it and its live leases.  The answer is each one's generation and the characters it posted.
+-- Cancel a request: flag it and its live leases.  The answer is each one's generation and the characters it posted, and
+-- the same of generations whose leases a fault has ended.
 redis.call('HSET', REQUEST, 'flagged', 1)
 redis.call('PEXPIRE', REQUEST, LINGER)
 
@@ -10,6 +11,8 @@ for at = 1, #told, 2 do
     if live(lease) then
       lease.cancelled = true
       write(told[at], lease)
+    end
+    if live(lease) or (lease.over and lease.chars) then
       table.insert(posted, told[at])
       table.insert(posted, lease.chars)
     end

@@ -36,10 +36,11 @@ local function append(lease, seq, content, reasoning, ...)
   redis.call('PEXPIRE', PROGRESS, RETAIN)
 end
 
--- `token` is the caller's, so that who asks again because the answer was lost is told the same.
-local function finish(lease, token, marker)
+-- `token` is the caller's, so that who asks again because the answer was lost is told the same.  `chars` is what a
+-- fault's generation had posted: if a cancel comes before the fault has reached the database, that is paid.
+local function finish(lease, token, marker, chars)
   if marker then
     append(lease, 0, '', '', 'ended', 1)
   end
-  write(generation, { over = token })
+  write(generation, { over = token, chars = chars })
 end
