@@ -191,7 +191,8 @@ class Local(Generic[AnyLog]):
         del self._logs[log.meta.stream_id]
         self._total.bytes -= log.held()
         for name in log.names:
-            self._names.pop(name, None)
+            if self._names.get(name) is log:  # a file may know an older stream of a name that is free again
+                del self._names[name]
         log.wake()
 
     async def _forget_stale(self) -> list[str]:

@@ -19,13 +19,14 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import TypeVar
 
 from midstream import rules
 from midstream.codec import native
-from midstream.errors import JournalError, StoreLost, StoreUnavailable, StreamEnded, UnknownStream
+from midstream.errors import StoreLost, StoreUnavailable, StreamEnded, UnknownStream
 from midstream.journal.base import WRITER_LOST, Created, Listener, Orphan, RoundTrips, Snapshot, Traits
 from midstream.journal.local import Local
 from midstream.journal.sqlite_commit import Commits, Stored
@@ -69,20 +70,31 @@ class SqliteJournal(Local[Stored]):
                 self._numbers = log.number
             self._commits.open(self._writer)
             for log in self._orphaned.values():
-                log.load(*await self._run(self._reader, self._reading.whole, log.number, log.counters.oldest))
+                await self._load_orphan(log)
             await self._evict_overfull()
+        except StoreUnavailable as error:
+            await self._let_go()
+            raise self._file.unusable(error.detail) from error
         except BaseException:
             await self._let_go()
             raise
+
+    async def _load_orphan(self, log: Stored) -> None:
+        try:
+            await self._load(log)
+        except StoreLost as error:
+            raise self._file.damaged(f"stream {log.number} ({log.meta.stream_id!r}): {error.detail}") from error
 
     async def _evict_overfull(self) -> None:
         """Keep the bounds (R7): an orphan's last record may be one too many, and they may be lower than last time."""
         for log in self._logs.values():
             if log.overfull(self._bounds):
                 if log.counters.status != OPEN:
-                    await self._load(log)
-                log.fit(self._bounds)
-                self._commits.note(log)
+                    with suppress(StoreLost):  # its readers are told
+                        await self._load(log)
+                if log.loaded:
+                    log.fit(self._bounds)
+                    self._commits.note(log)
         await self._commits.landed()
 
     def _recover(self) -> list[Stored]:
@@ -94,7 +106,7 @@ class SqliteJournal(Local[Stored]):
         try:
             self._file.write(batch)
         except sqlite3.Error as error:
-            raise JournalError(f"the journal cannot be written: {error}") from error
+            raise self._file.unusable(str(error)) from error
         return logs
 
     def _adopt(self, found: Found, batch: Batch, now: float) -> Stored:
@@ -213,10 +225,11 @@ class SqliteJournal(Local[Stored]):
         return log.read(after, limit, max_bytes)
 
     async def _page(self, log: Stored, after: int, limit: int, max_bytes: int) -> Page:
-        frames = await self._run(self._reader, self._reading.page, log.number, after, limit, max_bytes)
+        counters = log.counters
+        end = counters.highest, counters.status
+        frames = await self._run(self._reader, self._reading.page, log.number, after, limit, max_bytes, *end)
         if log.forgotten:
             raise UnknownStream
-        counters = log.counters
         if after + 1 < counters.oldest:
             frames = []
         elif not frames:
@@ -227,17 +240,21 @@ class SqliteJournal(Local[Stored]):
         """Have the records and the fold of a stream in memory.  Raises UnknownStream, StoreLost."""
         if log.loaded:
             return
-        fold, frames = await self._run(self._reader, self._reading.whole, log.number, log.counters.oldest)
+        told = log.counters
+        fold, frames = await self._run(
+            self._reader, self._reading.whole, log.number, told.oldest, told.highest, told.status
+        )
         if log.forgotten:
             raise UnknownStream
         if not log.loaded:
-            gone = log.counters.oldest - (log.counters.highest - len(frames) + 1)
+            gone = told.oldest - 1 - fold.upto
             if gone < 0:
                 raise StoreLost(f"{log.meta.stream_id} has lost its oldest records in the file")
             rules.fold(fold, frames[:gone])  # what an ack has dropped while the file was read
             rules.shed_fold(fold, self._bounds)
             log.load(fold, frames[gone:])
-            self._rest(log)
+            if told.status != OPEN:
+                self._rest(log)
 
     def _rest(self, log: Stored) -> None:
         """Keep the records of a finished stream in memory while there is room."""

@@ -95,6 +95,9 @@ class Stored(Log):
     def load(self, fold: Fold, frames: list[Frame]) -> None:
         self.fold, self.frames, self.head, self.loaded = fold, frames, 0, True
         self.largest = max(map(len, frames), default=0)
+        size = rules.weight(frames)
+        self.total.bytes += size - self.counters.retained_bytes
+        self.counters.retained_bytes = size  # whatever the file has said
         self._weigh_fold()
 
     def unload(self) -> None:

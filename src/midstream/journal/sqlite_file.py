@@ -17,10 +17,11 @@ from typing import Any
 import orjson
 
 from midstream import rules
-from midstream.codec import fold as folds
 from midstream.errors import JournalCorrupt, JournalError, JournalInUse, StoreLost
+from midstream.journal.sqlite_checks import check_end, check_records, check_streams, check_tables, fold_from
 from midstream.journal.sqlite_shape import APPLICATION_ID, STREAMS, UPGRADES, Found, found_from, split
 from midstream.records import Fold, Frame, within
+from midstream.wire import Status
 
 # A file up to this size is checked page by page at start; that takes about 0.1 s.
 CHECK_BYTES = 32 * 1024 * 1024
@@ -52,23 +53,34 @@ class Batch:
         return not (self.forgotten or self.streams or self.counters or self.folds or self.files)
 
 
-def _lock(path: str) -> int:
+# Said in the lock while there is a WAL; it stays there when its process is killed.
+_HAS_WAL = b" wal"
+_WHAT_IT_NEEDS = (
+    "the gateway must be able to write it and the directory it is in, on a disk with space, and no other program may "
+    "hold it"
+)
+
+
+def _lock(path: str, lock: str) -> int:
     """Hold the file for as long as this process lives or the descriptor is open.  Raises JournalInUse."""
-    # Two names of one file must meet at one lock.
-    descriptor = os.open(os.path.realpath(path) + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        told = os.read(descriptor, 20)
+        told = os.pread(descriptor, 40, 0).removesuffix(_HAS_WAL)
         os.close(descriptor)
         pid = int(told) if told.isdigit() else 0
         holder = f"process {pid}" if pid else "another process"  # one that has just begun, or is no Midstream
         raise JournalInUse(
             f"{path} is in use by {holder}; stop that one or give this one another journal", path=path, pid=pid
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, b"%d" % os.getpid())
     return descriptor
+
+
+def _say(descriptor: int, text: bytes) -> None:
+    """Make this the lock's text."""
+    os.pwrite(descriptor, text, 0)
+    os.ftruncate(descriptor, len(text))
 
 
 class File:
@@ -76,26 +88,57 @@ class File:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._real = os.path.realpath(path)  # two names of one file must meet at one lock
         self._lock = -1
         self._connection: sqlite3.Connection
 
     def open(self) -> None:
         """Take the lock and make the file ready.  Raises JournalInUse, JournalCorrupt, JournalError."""
+        if os.path.exists(self._path) and not os.path.isfile(self._path):
+            # Before anything is done to it: SQLite opens a device, and the mode of /dev/null would be changed for all.
+            raise JournalError(f"{self._path} cannot be opened: it is no file; name one", path=self._path)
         try:
-            self._lock = _lock(self._path)
+            self._lock = _lock(self._path, self._real + ".lock")
+            self._miss_nothing()
+            _say(self._lock, b"%d" % os.getpid())
             # SQLite gives its -wal and -shm the mode of the file.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
             self._connection = sqlite3.connect(self._path, isolation_level=None)
             self._prepare()
+            _say(self._lock, b"%d%b" % (os.getpid(), _HAS_WAL))
         except OSError as error:
-            raise JournalError(f"{self._path} cannot be opened: {error.strerror}", path=self._path) from error
+            raise self.unusable(error.strerror or str(error)) from error
+        except sqlite3.OperationalError as error:
+            raise self.unusable(str(error)) from error
         except sqlite3.DatabaseError as error:
-            raise self._unusable(error) from error
+            raise JournalCorrupt(
+                f"{self._path} is not a journal, or damaged: {error}; name another file, or put a copy in its place",
+                path=self._path,
+            ) from error
 
-    def _unusable(self, error: sqlite3.DatabaseError) -> JournalError:
-        if isinstance(error, sqlite3.OperationalError):
-            return JournalError(f"{self._path} cannot be opened: {error}", path=self._path)
-        return JournalCorrupt(f"{self._path} is not a journal, or damaged: {error}", path=self._path)
+    def _miss_nothing(self) -> None:
+        """Whoever takes a killed gateway's WAL away takes the newest records, and SQLite says nothing."""
+        if not os.pread(self._lock, 40, 0).endswith(_HAS_WAL) or not os.path.exists(self._path):
+            return
+        if os.path.exists(self._real + "-wal") and os.path.getsize(self._path):
+            return
+        os.close(self._lock)  # its text stays
+        self._lock = -1
+        raise JournalCorrupt(
+            f"{self._path} is not whole: its gateway was killed, and {self._real}-wal with the newest records is gone, "
+            "or has nothing to belong to; put both back, or, where another program has moved it into the file or there "
+            f"is none to put back, delete {self._real}.lock to go on with what there is",
+            path=self._path,
+        )
+
+    def unusable(self, reason: str) -> JournalError:
+        return JournalError(f"{self._path} cannot be opened: {reason}; {_WHAT_IT_NEEDS}", path=self._path)
+
+    def damaged(self, what: str) -> JournalCorrupt:
+        return JournalCorrupt(
+            f"{self._path} is damaged: {what}; put a copy in its place, or move it and its -wal away to begin anew",
+            path=self._path,
+        )
 
     def _prepare(self) -> None:
         connection = self._connection
@@ -119,12 +162,16 @@ class File:
                 f"BEGIN IMMEDIATE; {steps} PRAGMA application_id = {APPLICATION_ID}; "
                 f"PRAGMA user_version = {len(UPGRADES)}; COMMIT"
             )
+        try:
+            check_tables(connection, UPGRADES)
+        except ValueError as error:
+            raise self.damaged(str(error)) from error
 
     def _check(self) -> None:
         if os.path.getsize(self._path) <= CHECK_BYTES:
             (verdict,) = self._connection.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
-                raise JournalCorrupt(f"{self._path} is damaged: {verdict}", path=self._path)
+                raise self.damaged(verdict)
 
     def _version(self) -> int:
         """The version of the file, 0 for an empty one.  Nothing is written to a file that is not ours."""
@@ -132,7 +179,7 @@ class File:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         (tables,) = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if tables and application != APPLICATION_ID:
-            raise JournalCorrupt(f"{self._path} is a database of another program", path=self._path)
+            raise JournalCorrupt(f"{self._path} is a database of another program; name another file", path=self._path)
         if version > len(UPGRADES):
             raise JournalCorrupt(
                 f"{self._path} was written by a newer Midstream (version {version} of the file, this one knows "
@@ -140,6 +187,8 @@ class File:
                 path=self._path,
                 version=version,
             )
+        if tables and version < 1:
+            raise self.damaged(f"its version is {version}")
         return int(version) if tables else 0
 
     def streams(self) -> list[Found]:
@@ -147,24 +196,12 @@ class File:
         try:
             found = {row[0]: found_from(row) for row in self._connection.execute(STREAMS)}
             for entries, frames in self._connection.execute("SELECT entries, frames FROM log ORDER BY rowid"):
-                self._attach(found, orjson.loads(entries), split(frames))
-        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise JournalCorrupt(f"{self._path} is damaged: {error}", path=self._path) from error
-        return list(found.values())
-
-    def _attach(self, found: dict[int, Found], entries: list[int], frames: list[Frame]) -> None:
-        if sum(entries[2::3]) != len(frames):
-            raise JournalCorrupt(f"{self._path} is damaged: a row of its log is not whole", path=self._path)
-        at = 0
-        for number, first, count in zip(*[iter(entries)] * 3, strict=True):
-            if stream := found.get(number):  # a row of the log may also hold records of a stream forgotten since
-                expected = stream.filed + len(stream.tail) + 1
-                if first != expected:
-                    raise JournalCorrupt(
-                        f"{self._path} is damaged: {stream.meta.stream_id} lacks {expected}", path=self._path
-                    )
-                stream.tail += frames[at : at + count]
-            at += count
+                _attach(found, orjson.loads(entries), split(frames))
+            streams = list(found.values())
+            check_streams(self._connection, streams)
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise self.damaged(str(error)) from error
+        return streams
 
     def write(self, batch: Batch) -> None:
         """Commit the batch, all of it or nothing.  Raises sqlite3.Error."""
@@ -231,8 +268,28 @@ class File:
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             self._connection.close()
         if self._lock >= 0:
+            with suppress(OSError):
+                _say(self._lock, b"")
             os.close(self._lock)
             self._lock = -1
+
+
+def _attach(found: dict[int, Found], entries: object, frames: list[Frame]) -> None:
+    """Give each stream its records of a row of the log.  Raises ValueError."""
+    if not isinstance(entries, list) or not all(type(number) is int and number >= 0 for number in entries):
+        raise ValueError("a row of its log does not tell whose its records are")
+    if sum(entries[2::3]) != len(frames):
+        raise ValueError("a row of its log is not whole")
+    at = 0
+    for number, first, count in zip(*[iter(entries)] * 3, strict=True):
+        if stream := found.get(number):  # a row of the log may also hold records of a stream forgotten since
+            expected = stream.filed + len(stream.tail) + 1
+            if first != expected:
+                raise ValueError(f"{stream.meta.stream_id} lacks {expected}")
+            mine = frames[at : at + count]
+            check_records(mine, first)
+            stream.tail += mine
+        at += count
 
 
 _FORGET = (
@@ -260,43 +317,56 @@ class Reading:
             self._connection.execute("PRAGMA query_only = ON")
         return self._connection
 
-    def page(self, number: int, after: int, limit: int, max_bytes: int) -> list[Frame]:
+    def page(self, number: int, after: int, limit: int, max_bytes: int, highest: int, status: Status) -> list[Frame]:
         """Records after `after`, at most `limit` and, past the first, at most `max_bytes`.
 
-        Raises StoreLost where one is missing between them, and sqlite3.Error.
+        Raises StoreLost where one is missing, is none, or does not fit `highest` and `status`, and sqlite3.Error.
         """
+        try:
+            frames = self._page(number, after, limit, max_bytes)
+            if after + len(frames) >= highest:
+                check_end(frames, after + len(frames), highest, status)
+            return frames
+        except (ValueError, TypeError) as error:
+            raise StoreLost(str(error)) from error
+
+    def _page(self, number: int, after: int, limit: int, max_bytes: int) -> list[Frame]:
         frames: list[Frame] = []
         size = 0
         # Closed at once: a statement left in the middle would keep the WAL from being emptied.
         with closing(self._connected().execute(_PAGE, (number, after + 1))) as rows:
             for first, blob in rows:
                 part = split(blob)
+                check_records(part, first)
                 begin = after + 1 + len(frames) - first
                 if begin < 0 or (frames and begin):
-                    raise StoreLost(f"record {after + 1 + len(frames)} is missing in {self._path}")
+                    raise ValueError(f"record {after + 1 + len(frames)} is missing")
                 frames += part[begin:]
                 size += len(blob) - sum(map(len, part[:begin]))
                 if len(frames) >= limit or size >= max_bytes:
                     break
         return within(frames[:limit], max_bytes)
 
-    def whole(self, number: int, oldest: int) -> tuple[Fold, list[Frame]]:
+    def whole(self, number: int, oldest: int, highest: int, status: Status) -> tuple[Fold, list[Frame]]:
         """The fold of all before `oldest`, and the records from there on, of one instant.
 
-        Raises StoreLost where one is missing, and sqlite3.Error.
+        Raises StoreLost where these are not all up to `highest`, or the last is not of this status, and sqlite3.Error.
         """
         connection = self._connected()
         connection.execute("BEGIN")
         try:
             row = connection.execute("SELECT json FROM fold WHERE stream = ?", (number,)).fetchone()
-            fold = folds.decode(row[0]) if row else Fold()
+            fold = fold_from(row)
             after = fold.upto
-            frames = self.page(number, after, _ALL, _ALL)
+            frames = self._page(number, after, _ALL, _ALL)
+            check_end(frames, after + len(frames), highest, status)
+            gone = max(oldest - 1 - after, 0)
+            rules.fold(fold, frames[:gone])
+        except (ValueError, TypeError) as error:
+            raise StoreLost(str(error)) from error
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-        gone = max(oldest - 1 - after, 0)
-        rules.fold(fold, frames[:gone])
         return fold, frames[gone:]
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ UPGRADES: tuple[str, ...] = (
 STREAMS = """
     SELECT number, id, owner, names, model, created_at, retain, abandon_after, request,
            status, epoch, filed, oldest, acked, trimmed, bytes, fold_bytes, last_access, ended_at
-    FROM stream JOIN counters ON counters.stream = stream.number ORDER BY number
+    FROM stream LEFT JOIN counters ON counters.stream = stream.number ORDER BY number
 """
 
 
@@ -87,9 +87,13 @@ class Found:
 
 
 def split(blob: bytes) -> list[Frame]:
-    """Frames that were joined.  A blank line stands at the end of a frame and nowhere else: JSON escapes it."""
-    parts = blob.split(b"\n\n")
-    parts.pop()
+    """Frames that were joined.  A blank line stands at the end of a frame and nowhere else: JSON escapes it.
+
+    Raises ValueError for what is no such thing.
+    """
+    parts = blob.split(b"\n\n") if isinstance(blob, bytes) else [b"?"]
+    if parts.pop():
+        raise ValueError("records of it are cut off")
     return [part + b"\n\n" for part in parts]
 
 
@@ -133,12 +137,21 @@ def counters_row(number: int, counters: Counters, filed: int, fold_bytes: int) -
 
 
 def found_from(row: tuple[Any, ...]) -> Found:
+    """What a row of STREAMS tells.  Raises ValueError where it cannot even be taken apart."""
     number, stream_id, owner, names, model, created_at, retain, abandon_after, request = row[:9]
     status, epoch, filed, oldest, acked, trimmed, retained_bytes, fold_bytes, last_access, ended_at = row[9:]
+    if not isinstance(filed, int):
+        raise ValueError(f"stream {number}: its counters are missing, or are no counts")
+    try:
+        listed = orjson.loads(names)
+    except orjson.JSONDecodeError:
+        listed = None
+    if not isinstance(listed, list):
+        raise ValueError(f"stream {number}: its names are no list")
     return Found(
         number=number,
         meta=StreamMeta(stream_id, owner, model, created_at, retain, abandon_after, request),
-        names=tuple(orjson.loads(names)),
+        names=tuple(listed),
         counters=Counters(
             status=status,
             epoch=epoch,
