@@ -26,6 +26,7 @@ def follow(stream_id: str) -> bytes:
     return f"GET /v1/stream/{stream_id}?from=start HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
+JSON_IN_CHUNKS = ("Content-Type: application/json", "Transfer-Encoding: chunked")
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -33,6 +34,16 @@ async def answered(peer: Wire) -> tuple[int, bytes]:
     """The next answer that has a length."""
     status, headers = await peer.head()
     return status, await peer.take(int(dict(headers)["content-length"]))
+
+
+async def arrive(here: Site, *pieces: bytes) -> None:
+    """Give the only connection what its peer is meant to have sent, in just these pieces."""
+    connections = here.gateway.server.server_state.connections
+    await until(lambda: bool(connections))
+    (connection,) = connections
+    for piece in pieces:
+        if not connection.transport.is_closing():
+            connection.data_received(piece)
 
 
 # --- several requests on their way ------------------------------------------------------------------------------------
@@ -100,6 +111,32 @@ async def test_nonsense_behind_a_request_is_not_answered_inside_the_stream(here:
     await puppet.finish()
 
 
+class Refusing:
+    """uvloop's transport after a failed read or write, before it has told that the connection is lost."""
+
+    def is_closing(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> None:
+        raise RuntimeError("unable to perform operation; the handler is closed")
+
+
+async def test_answer_to_a_peer_that_has_just_left_is_no_error(here: Site) -> None:
+    """The log has nothing to say about it, and the answer ends as for a peer whose loss was told."""
+    stream_id, puppet = await here.open_stream("a")
+    async with wire(here.gateway) as peer:
+        peer.send(follow(stream_id))
+        await peer.head()
+        (connection,) = here.gateway.server.server_state.connections
+        assert isinstance(connection, HttpConnection)
+        answer = connection._running
+        assert answer is not None
+        answer.transport = Refusing()  # type: ignore[assignment]
+        await answer.send({"type": "http.response.body", "body": b"a", "more_body": True})
+        assert await soon(answer.receive()) == {"type": "http.disconnect"}
+    await puppet.finish()
+
+
 # --- heads ------------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +163,42 @@ async def test_head_is_bounded_wherever_it_is_cut(here: Site, size: int, status:
                 peer.send(head[at : at + step])
                 await peer.sent()
             assert (await peer.head())[0] == status
+
+
+@pytest.mark.parametrize(("size", "status"), [(MAX_HEAD_BYTES, 200), (MAX_HEAD_BYTES + 1, 400)])
+async def test_bound_of_a_head_is_exact(here: Site, size: int, status: int) -> None:
+    """Line, separators and all, whichever byte the head is cut behind."""
+    begun = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "
+    head = begun + b"a" * (size - len(begun) - 4) + b"\r\n\r\n"
+    for cut in (0, 1, len(begun), size // 2, size - 3, size - 1):
+        async with wire(here.gateway) as peer:
+            await arrive(here, head[:cut], head[cut:])
+            assert (await peer.head())[0] == status, f"cut behind byte {cut}"
+        await until(lambda: not here.gateway.server.server_state.connections)
+
+
+async def test_body_before_a_head_does_not_count_as_the_head(here: Site) -> None:
+    """A request whose head came in two pieces, the second with its body and the begin of the next request's head."""
+    body = b'{"seq":"' + b"a" * 60_000 + b'"}'
+    async with wire(here.gateway) as peer:
+        fields = b"host\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+        begun = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "
+        await arrive(here, b"POST /v1/stream/x/ack HTTP/1.1\r\nHost: local", fields + body + begun)
+        assert (await answered(peer))[0] == 400
+        await arrive(here, b"a" * 30_000, b"\r\n\r\n")
+        assert await answered(peer) == (200, b'{"status":"alive"}')
+
+
+@pytest.mark.parametrize("offer", [(), ("Connection: Upgrade", "Upgrade: h2c")], ids=["plain", "behind an offer"])
+async def test_trailer_without_end_is_refused(here: Site, offer: tuple[str, ...]) -> None:
+    """I5: what follows a body is bounded like what comes before it, since the parser keeps it until it is whole."""
+    async with wire(here.gateway) as peer:
+        lines = ("POST /v1/stream HTTP/1.1", "Host: localhost", *JSON_IN_CHUNKS, *offer)
+        pieces = [b"a" * 1000] * (MAX_HEAD_BYTES // 1000 + 1)
+        await arrive(here, "\r\n".join([*lines, "", ""]).encode(), b'e\r\n{"prompt":"x"}\r\n0\r\nX: ', *pieces)
+        status, body = await answered(peer)
+        assert (status, json.loads(body)["error"]) == (400, "bad_request")
+    assert here.puppets.begun == 0
 
 
 async def test_trailer_is_no_header(here: Site) -> None:

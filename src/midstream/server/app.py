@@ -15,9 +15,10 @@ from starlette.routing import Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from midstream.clock import Clock
 from midstream.journal import open_journal
 from midstream.producers.sources import ModelSources, upstreams
-from midstream.records import StreamState
+from midstream.records import Producer, StreamState
 from midstream.server.auth import Gate, Keys, is_loopback, read_keys
 from midstream.server.guard import Guard
 from midstream.server.observe import Observer
@@ -38,7 +39,6 @@ from midstream.transports.pool_view import PoolView
 from midstream.transports.websocket import WebSocketApi
 from midstream.transports.workers import WorkersApi
 from midstream.wire import GRPC_SERVICE, SESSION_COOKIE, SESSION_TERM
-from midstream.writer import Producer
 
 if TYPE_CHECKING:
     from midstream.pool.pool import Pool
@@ -67,10 +67,11 @@ class Gateway:
         self,
         settings: Settings,
         environ: Mapping[str, str],
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         sources: Sources | None = None,
     ) -> None:
         self.settings = settings
+        clock = clock or Clock(time.time, time.monotonic)
         self.clock = clock
         self.keys = read_keys(settings.keys_file) if settings.keys_file else Keys()
         if self.keys.open and not settings.insecure and not is_loopback(settings.host):
@@ -286,7 +287,8 @@ class _Routes:
         self._plain: dict[tuple[str, str], ASGIApp] = {}
         for route in router.routes:
             if isinstance(route, Route) and not route.param_convertors:
-                self._plain.update({(route.path, method): route.app for method in route.methods or ()})
+                for method in route.methods or ():
+                    self._plain.setdefault((route.path, method), route.app)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = self._plain.get((scope["path"], scope.get("method", "")), self._router)

@@ -198,7 +198,6 @@ _ORIGIN = re.compile(r"(https?)://(.+)", re.IGNORECASE)
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
-@lru_cache(maxsize=256)
 def _hostname(host: str) -> str:
     """The name in a `Host` header, in lower case; empty when the header is none."""
     match = _HOST.fullmatch(host)

@@ -25,11 +25,25 @@ _NO_BODY = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
-_on_header = HttpToolsProtocol.on_header  # `super()` costs as much again, for each header
+# `super()` costs as much again, for each header.
+_on_header, _on_body = HttpToolsProtocol.on_header, HttpToolsProtocol.on_body
 
 
 class _Refused(Exception):
     """Why a request is not read any further."""
+
+
+class _Cycle(RequestResponseCycle):
+    """uvicorn's, that is done when its peer has left: uvloop refuses a write after a failed one, and tells of the loss
+    only in a later turn of the loop."""
+
+    async def send(self, message: Any) -> None:
+        if self.flow.write_paused and not self.transport.is_closing():
+            await self.flow.drain()
+        if self.transport.is_closing():
+            self.disconnected = True
+            self.message_event.set()
+        await super().send(message)
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -40,7 +54,7 @@ class HttpConnection(HttpToolsProtocol):
 
     _running: RequestResponseCycle | None = None
     _in_head = False
-    _head_bytes = 0
+    _unheard = 0  # bytes of the message being read, since it began, its head ended or some of its body came
     _is_small = False  # what is read now: no head that begins and ends in it is too long
     _declining = False
     _gone: Callable[[], None] | None = None
@@ -67,13 +81,12 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        begun = self._in_head
-        self._is_small = not begun and len(data) <= MAX_HEAD_BYTES
+        self._is_small = not self._in_head and len(data) <= MAX_HEAD_BYTES
+        self._unheard += len(data)  # none of it counts where it ends this message, or has some of its body
         try:
             self.parser.feed_data(data)
-            if begun and self._in_head:
-                self._head_bytes += len(data)
-                _bound_head(self._head_bytes)
+            if self._in_head or (self.cycle is not None and self.cycle.more_body):
+                _bound_head(self._unheard)
         except httptools.HttpParserUpgrade as upgrade:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
@@ -93,9 +106,9 @@ class HttpConnection(HttpToolsProtocol):
         if self._declining:
             return
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
-        extensions: dict[Any, Any] = {PIPE: self}
-        self.scope["extensions"] = extensions
+        self._in_head, self._unheard = True, 0
+        extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})
+        extensions[PIPE] = self
 
     def on_url(self, url: bytes) -> None:
         if not self._declining:
@@ -106,12 +119,18 @@ class HttpConnection(HttpToolsProtocol):
         if self._in_head:
             _on_header(self, name, value)
 
+    def on_body(self, body: bytes) -> None:
+        self._unheard = 0
+        _on_body(self, body)
+
     def on_headers_complete(self) -> None:
         if self._declining:
             return
-        self._in_head = False
+        self._in_head, self._unheard = False, 0
         if not self._is_small:
-            _bound_head(len(self.url) + sum(len(name) + len(value) for name, value in self.headers))
+            # As bytes of the wire, so that it does not matter where a head is cut.
+            line = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
+            _bound_head(line + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers))
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _Refused(f"over {MAX_PIPELINED} requests wait on this connection")
         super().on_headers_complete()
@@ -120,6 +139,7 @@ class HttpConnection(HttpToolsProtocol):
             _send_without_chunks(self.cycle)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        cycle.__class__ = _Cycle  # made by a method of uvicorn's that does more than that
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -227,7 +247,7 @@ class HttpConnection(HttpToolsProtocol):
 
 def _bound_head(size: int) -> None:
     if size > MAX_HEAD_BYTES:
-        raise _Refused(f"the request's line and headers are over {MAX_HEAD_BYTES} bytes")
+        raise _Refused(f"the request's line and headers, or its trailers, are over {MAX_HEAD_BYTES} bytes")
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:

@@ -106,8 +106,8 @@ class Guard:
         except BadRequest:
             raise Unauthorized from None
         keys = self._keys()
-        alone = authorization is None and apikey is None and not keys.open
-        if alone and takes_cookie(scope) and (cookie := session_cookie(scope)):
+        no_key = authorization is None and apikey is None
+        if no_key and not keys.open and takes_cookie(scope) and (cookie := session_cookie(scope)):
             return keys.of_session(cookie, self._clock())
         return keys.identify(authorization, apikey)
 

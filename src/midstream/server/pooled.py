@@ -31,9 +31,9 @@ class Pooled:
             raise ValueError(f"--pool and --journal both name {file}: give each a file of its own")
         leases = open_leases(settings.journal, clock)
         place = "" if leases.shared else _place(settings)
-        self.pool = Pool(Jobs(settings.pool, clock, place), leases, clock)
+        self.pool = Pool(Jobs(settings.pool, clock, place, settings.max_jobs_per_owner), leases, clock)
         self.source = PoolSource(self.pool, self._has_ended)
-        self._sweep = Sweep(self.pool, clock, self._has_ended)
+        self._sweep = Sweep(self.pool, self._has_ended)
         self._pulse = Pulse(lambda _: self._sweep.sweep(), POOL_SWEEP_EVERY)
         self._streams: Streams | None = None
 

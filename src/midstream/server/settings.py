@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from ipaddress import ip_address
 from typing import Any
@@ -136,7 +136,7 @@ class Settings:
         str,
         "URL",
         "let workers pull jobs, for the models that no upstream serves; the URL is where jobs and outcomes are kept: "
-        "sqlite:///FILE or postgresql://USER@HOST/NAME",
+        "sqlite:///FILE or, with the extra `postgres` (pip install 'midstream[postgres]'), postgresql://USER@HOST/NAME",
     )
     keys_file: str | None = _setting(
         None, str, "FILE", "keys, one `name:key` or `name:key:admin` a line; SIGHUP re-reads"
@@ -166,6 +166,9 @@ class Settings:
     max_stream_records: int = _setting(100_000, count, "N", "records of one stream; past it the oldest go")
     max_streams: int = _setting(10_000, count, "N", "open streams of this process")
     max_streams_per_owner: int = _setting(1_000, count, "N", "open streams of one owner in this process")
+    max_jobs_per_owner: int = _setting(
+        1_000, count, "N", "generations that one owner may wait for by polling, over all gateways of a pool"
+    )
     max_bytes: int = _setting(
         1024**3, room, "BYTES", "memory of all streams; past it finished ones go, then new ones wait"
     )
@@ -211,12 +214,17 @@ def flag_name(setting: Field[Any]) -> str:
     return str(setting.metadata.get("flag") or "--" + setting.name.replace("_", "-"))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give the parser one flag per setting.  Nothing is defaulted here: `load` knows what was given."""
+def add_arguments(parser: argparse.ArgumentParser, only: Container[str] | None = None) -> None:
+    """Give the parser one flag per setting.  Nothing is defaulted here: `load` knows what was given.
+
+    only  names of the settings that `--help` shows, where it is not to show all
+    """
     for setting in fields(Settings):
         more = setting.metadata
+        hidden = only is not None and setting.name not in only
         if more["parse"] is bool:
-            parser.add_argument(flag_name(setting), action="store_true", default=None, help=more["help"])
+            told = argparse.SUPPRESS if hidden else more["help"]
+            parser.add_argument(flag_name(setting), action="store_true", default=None, help=told)
             continue
         default = "" if setting.default in (None, ()) else f" (default: {shown(setting.default)})"
         parser.add_argument(
@@ -224,7 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             dest=setting.name,
             action="append" if more.get("many") else "store",
             metavar=more["metavar"],
-            help=(more["help"] + default).replace("%", "%%"),
+            help=argparse.SUPPRESS if hidden else (more["help"] + default).replace("%", "%%"),
         )
 
 
