@@ -1,6 +1,8 @@
 """The terminal: `midstream VERB …`.  Data goes to stdout, talk to stderr; each verb is a module of its own.
 
-A verb's module has HELP (a line for the overview), `add_arguments(parser)` and `run(args)`, which returns an exit code.
+A verb's module has `add_arguments(parser)` and `run(args)`, which returns an exit code; what it says of itself is its
+`--help`.  It is imported when its verb is meant, and brings in what runs it when it runs: a gateway's modules take
+seconds on a small machine, for which neither an overview nor a client should wait.
 """
 
 from __future__ import annotations
@@ -9,17 +11,30 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
-from typing import Any
+from typing import Any, Final, NoReturn
 
 from midstream.cli import exits
 
-VERBS = ("serve", "demo", "generate", "inspect", "worker", "bench")
+# Each with its line for the overview.
+VERBS: Final = {
+    "serve": "run the gateway in front of one or more OpenAI-compatible endpoints",
+    "demo": "try it: a small real model, the gateway in front of it, and a page to cut the wire on",
+    "generate": "ask a model and print its answer, across dropped connections",
+    "inspect": "show the streams a gateway keeps, and their counters; or its worker pool",
+    "worker": "lend a local model to a pool: pull jobs, post tokens",
+    "bench": "measure what a dropped connection costs, by retry and by resume",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (the process's own by default) and return its exit code."""
-    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
     parser = _parser(words)
     args, unknown = parser.parse_known_args(words)
     if unknown:
@@ -28,10 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.verb is None:
         parser.print_help()
         return exits.OK
-    try:
-        code: int = args.run(args)
-    except KeyboardInterrupt:
-        return exits.INTERRUPTED
+    code: int = args.run(args)
     return code
 
 
@@ -39,25 +51,35 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="midstream",
         description="Keeps every token of an LLM's answer, so that a dropped reader goes on at the exact token.",
-        epilog=exits.table(),
+        epilog=f"`midstream VERB --help` shows the flags of a verb.\n\n{exits.table()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"midstream {version('midstream')}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
-    # A verb brings in what it needs, and `generate` should not wait for a server's modules: of the verbs that stand on
-    # the command line only the first is meant, and the overview needs them all.
+    # Of the verbs that stand on the command line only the first is meant.
     meant = next((word for word in words if not word.startswith("-")), None)
-    for verb in [meant] if meant in VERBS else VERBS:
-        module: Any = importlib.import_module(f"midstream.cli.{verb}")
+    for verb, line in VERBS.items():
         one = verbs.add_parser(
             verb,
-            help=module.HELP,
-            description=module.__doc__,
-            epilog=exits.table(),
+            help=line,
+            epilog="exit codes: see `midstream --help`",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        module.add_arguments(one)
-        one.set_defaults(run=module.run, parser=one)
+        if verb == meant:
+            module: Any = importlib.import_module(f"midstream.cli.{verb}")
+            one.description = module.__doc__
+            module.add_arguments(one)
+            one.set_defaults(run=module.run, parser=one)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looked up when it is asked for: the packages' own descriptions take longer to read than all of `--help`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"midstream {version('midstream')}")
+        parser.exit()

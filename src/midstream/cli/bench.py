@@ -27,6 +27,7 @@ import orjson
 
 from midstream.cli import exits
 from midstream.cli.bench_figures import Attempt, document, rows, table, violations
+from midstream.cli.gateway import code_of
 from midstream.cli.terminal import Interrupted
 from midstream.client import Client, Patience
 from midstream.errors import MidstreamError
@@ -34,8 +35,6 @@ from midstream.errors import MidstreamError
 if TYPE_CHECKING:
     from midstream.cli.bench_measure import Bench
     from midstream.cli.bench_relay import Relay
-
-HELP = "measure what a dropped connection costs, by retry and by resume"
 
 TRANSPORTS: Final = ("sse", "ws", "grpc")
 SCRIPTED: Final = "scripted:"
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         return exits.OUTPUT_FAILED
     except MidstreamError as error:
         say(f"midstream bench: {error}")
-        return exits.of(error)
+        return code_of(error)
 
 
 def _senseless(args: argparse.Namespace) -> str | None:

@@ -11,13 +11,11 @@ from typing import Any
 import orjson
 
 from midstream.cli import exits, inspect_pool
-from midstream.cli.gateway import add_gateway, key_of, refusal
+from midstream.cli.gateway import add_gateway, code_of, key_of, path_advice, refusal, silence
 from midstream.cli.table import Column, age, counted, draw, fit, size
 from midstream.cli.terminal import Console, Interrupted, Interrupts, OutputFailed
 from midstream.client import Client, UnexpectedAnswer, Unreachable
 from midstream.errors import MidstreamError, NotFound
-
-HELP = "show the streams a gateway keeps, and their counters; or its worker pool"
 
 _TIMEOUT = 10.0
 _STYLES = {"open": "cyan", "done": "green", "failed": "red", "cancelled": "yellow"}
@@ -87,13 +85,13 @@ def run(args: argparse.Namespace) -> int:
             return exits.BROKEN_PIPE if error.broken_pipe else exits.OUTPUT_FAILED
         except MidstreamError as error:
             console.talk(_wording(error, args), "red")
-            return exits.of(error)
+            return code_of(error)
 
 
 def _wording(error: MidstreamError, args: argparse.Namespace) -> str:
     if isinstance(error, Unreachable) and "status" not in error.facts:
-        return f"no answer from {args.gateway}: {error}; is the gateway running?"
-    if isinstance(error, NotFound) and args.stream_id == inspect_pool.NAME:
+        return f"no answer from {silence(error, args.gateway)}"
+    if isinstance(error, NotFound) and args.stream_id == inspect_pool.NAME and not path_advice(args):
         return "this gateway has no pool; one that is started with --pool has"
     return refusal(error, args)
 

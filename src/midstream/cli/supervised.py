@@ -13,7 +13,8 @@ import pickle
 import signal
 import sys
 
-from midstream.cli.serve import exit_code, log_to_stderr
+from midstream.cli.logs import log_to_stderr
+from midstream.cli.serve_start import exit_code
 from midstream.cli.supervisor import KEYS, LEAVE, NOW, READY, SIZE_BYTES, Handed
 from midstream.server.app import Gateway
 from midstream.server.serving import Server, serve

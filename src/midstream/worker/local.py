@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from yarl import URL
 from midstream.errors import ProducerFailed
 from midstream.producers.intake import UpstreamLimits
 from midstream.producers.openai import OpenAIUpstream
-from midstream.records import Chunk, Finish
+from midstream.records import Producer
 from midstream.worker.asking import Task
 from midstream.worker.reasons import why_silent
 from midstream.worker.times import Times
@@ -62,7 +61,7 @@ class LocalServer:
             return answer
         return f"it says that it is not ready (status {answer[0]})" if answer[0] in _NOT_NOW else ""
 
-    async def generate(self, task: Task, local_model: str) -> AsyncGenerator[list[Chunk] | Finish, None]:
+    async def generate(self, task: Task, local_model: str) -> Producer:
         """Run the job: lists of chunks, then one Finish.  Raises ProducerFailed."""
         route, body = task.request(local_model)
         if await self._is_kobold():

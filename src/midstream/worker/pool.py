@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +27,7 @@ _CONNECT: Final = 10.0
 _MAX_ANSWER: Final = 16 * 2**20
 # Characters of a stranger's text in a message.
 _SHOWN: Final = 300
+_TAG: Final = re.compile("<[^<>]*>")
 # What more tries do not mend: the fields, the key, the name.
 _FOR_GOOD: Final = frozenset({400, 401, 403})
 
@@ -241,5 +243,5 @@ async def _told(answer: aiohttp.ClientResponse) -> Told:
     after = answer.headers.get("Retry-After", "")
     wait = float(after) if after.isascii() and after.isdecimal() else 0.0
     location = answer.headers.get("Location", "")
-    told = body if is_json else {"message": raw[:_SHOWN].decode("utf-8", "replace")}
+    told = body if is_json else {"message": _TAG.sub(" ", raw[: 8 * _SHOWN].decode("utf-8", "replace"))}
     return Told(answer.status, told, is_json, wait, location)

@@ -60,8 +60,8 @@ def test_the_answer_is_on_stdout_and_everything_else_on_stderr(cli: Run, gateway
     first, command, done, facts = err.splitlines()
     assert first.startswith(f"stream {STREAM} · ")
     assert command == f"  midstream generate --gateway {gateway.url} --resume {Cursor(STREAM, 0).encode()}"
-    assert done.startswith("done (stop): 7 tokens in ")
-    assert done.endswith(" s · usage 7 completion")
+    assert done.startswith("done (stop): 7 chunks in ")
+    assert done.endswith(" s · tokens: 7 completion")
     assert facts == f'session="{STREAM}" last_token_index=6 (resume with --resume-from 7)'
 
 
@@ -186,7 +186,7 @@ def test_a_gateway_whose_upstream_is_away_is_not_taken_for_one_that_does_not_run
     code, out, err = cli(*ask(gateway, "hi"))
     assert (code, out) == (exits.GENERATION_FAILED, "")
     assert "nobody at 127.0.0.1:1" in err
-    assert "is the gateway running?" not in err
+    assert "is the gateway running" not in err
 
 
 def test_a_cursor_file_that_is_not_there_is_named(cli: Run, tmp_path: Path) -> None:
@@ -199,7 +199,8 @@ def test_nobody_there_is_told_soon_with_the_address(cli: Run) -> None:
         url = gone.url
     code, out, err = cli("generate", "hi", "--gateway", url)
     assert (code, out) == (exits.UNREACHABLE, "")
-    assert err == f"no stream from {url}: connection refused (4 attempts); is the gateway running?\n"
+    told = "connection refused (4 attempts); is the gateway running, and is this its HTTP port?"
+    assert err == f"no stream from {url}: {told}\n"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +238,7 @@ def test_a_wrong_flag_is_a_usage_error(cli: Run, words: list[str], capfd: pytest
 def test_resume_prints_the_rest(cli: Run, gateway: OddGateway) -> None:
     code, out, err = cli(*ask(gateway, "--resume", Cursor(STREAM, 5).encode()))
     assert (code, out) == (exits.OK, " 6 7 8")
-    assert "done (stop): 3 tokens" in err
+    assert "done (stop): 3 chunks in " in err
 
 
 @pytest.mark.parametrize(("status", "code"), [("done", 0), ("failed", 3), ("cancelled", 4)])

@@ -151,7 +151,8 @@ def test_a_command_line_without_sense_is_told(cli: Run, words: list[str]) -> Non
 def test_nobody_there_is_told_with_the_address(cli: Run, gateway: OddGateway) -> None:
     code, _, err = cli("--gateway", "http://127.0.0.1:1")
     assert code == exits.UNREACHABLE
-    assert err == "no answer from http://127.0.0.1:1: connection refused; is the gateway running?\n"
+    told = "connection refused; is the gateway running, and is this its HTTP port?"
+    assert err == f"no answer from http://127.0.0.1:1: {told}\n"
 
 
 def test_the_watch_redraws_a_terminal_until_ctrl_c(gateway: OddGateway) -> None:

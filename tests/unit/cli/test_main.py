@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
 from midstream.cli import VERBS, exits, main
-from midstream.client import GaveUp, UnexpectedAnswer
-from midstream.errors import CursorAhead, CursorExpired, MidstreamError, StoreUnavailable, Unauthorized
+from tests.unit.cli.program import environment
+from tests.unit.client.odd_gateway import OddGateway, in_thread
 
 
 def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,14 +22,27 @@ def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n    {verb} " in out
 
 
-@pytest.mark.parametrize("words", [["--help"], *[[verb, "--help"] for verb in VERBS]])
-def test_every_help_shows_every_exit_code(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main(words)
+        main(["--help"])
     assert caught.value.code == exits.OK
     out = capsys.readouterr().out
     for code, meaning in exits.MEANINGS.items():
         assert f"{code:>5}  {meaning}\n" in out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_says_what_it_is_for_and_where_the_exit_codes_are(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == exits.OK
+    out = capsys.readouterr().out
+    module = sys.modules[f"midstream.cli.{verb}"]
+    assert module.__doc__ is not None
+    assert module.__doc__.strip() in out
+    assert out.endswith("\nexit codes: see `midstream --help`\n")
 
 
 def test_every_exit_code_stands_in_the_table() -> None:
@@ -44,15 +58,60 @@ def test_what_is_not_understood_is_a_usage_error(words: list[str], capsys: pytes
     assert words[-1] in capsys.readouterr().err
 
 
-def test_a_verb_does_not_wait_for_the_modules_of_others() -> None:
-    """`generate` starts without a server, and without aiohttp."""
+# What takes long to import, each for some verbs alone.
+HEAVY = {
+    *("aiohttp", "asyncio", "connectrpc", "google", "grpc", "prometheus_client", "protobuf", "redis", "ssl"),
+    *("starlette", "uvicorn", "uvloop", "websockets"),
+    *("midstream.client", "midstream.journal", "midstream.pool", "midstream.producers", "midstream.server"),
+    *("midstream.streams", "midstream.transports", "midstream.worker"),
+}
+# A client over HTTP, which blocks.
+CLIENT = {"ssl", "midstream.client"}
+# What a setting of the gateway is made of.
+SETTINGS = {"aiohttp", "asyncio", "ssl", "midstream.producers", "midstream.server"}
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("--version", set()),
+        ("--help", set()),
+        ("nonsense", set()),
+        ("generate --help", CLIENT),
+        ("inspect --help", CLIENT),
+        ("worker --help", CLIENT),
+        ("serve --help", SETTINGS),
+        ("demo --help", SETTINGS),
+    ],
+)
+def test_nothing_is_imported_for_another_verb_or_before_it_runs(words: str, needed: set[str]) -> None:
     code = (
         "import sys; from midstream.cli import main\n"
-        "try: main(['generate', '--help'])\n"
-        "finally: print(sorted({'starlette', 'uvicorn', 'aiohttp', 'asyncio'} & set(sys.modules)), file=sys.stderr)"
+        f"try: main({words.split()!r})\n"
+        f"finally: print('loaded', *sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, check=False)
-    assert done.stderr.decode().strip() == "[]"
+    assert set(done.stderr.decode().splitlines()[-1].split()) - {"loaded"} <= needed
+
+
+def test_an_answer_over_http_loads_no_server_and_no_other_transport() -> None:
+    code = (
+        "import sys; from midstream.cli import main\n"
+        "code = main(['generate', 'hi'])\n"
+        f"print('loaded', *sorted({HEAVY!r} & set(sys.modules)), file=sys.stderr)"
+    )
+    with in_thread(OddGateway()) as gateway:
+        env = environment(MIDSTREAM_GATEWAY=gateway.url)
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, check=False, env=env)
+        assert done.stdout.decode() == gateway.text
+    assert set(done.stderr.decode().splitlines()[-1].split()) - {"loaded"} <= CLIENT
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == exits.OK
+    assert capsys.readouterr().out == f"midstream {version('midstream')}\n"
 
 
 @pytest.mark.parametrize("verb", ["", "generate"])
@@ -61,18 +120,3 @@ def test_it_runs_as_a_module(verb: str) -> None:
     done = subprocess.run(command, capture_output=True, timeout=20, check=False)
     assert done.returncode == exits.OK
     assert done.stdout.startswith(f"usage: midstream {verb}".encode().rstrip())
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (Unauthorized(), exits.REFUSED),
-        (UnexpectedAnswer(), exits.REFUSED),
-        (CursorExpired(3), exits.POSITION_GONE),
-        (CursorAhead(9), exits.POSITION_GONE),
-        (GaveUp("reset", 3, None), exits.UNREACHABLE),
-        (StoreUnavailable(), exits.REFUSED),
-    ],
-)
-def test_each_error_of_a_client_has_its_code(error: MidstreamError, code: int) -> None:
-    assert exits.of(error) == code

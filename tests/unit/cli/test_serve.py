@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from midstream.cli import exits, main
+from tests.unit.cli.program import finish, read_upto, start
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +89,30 @@ def test_a_flag_that_is_not_understood_is_told_in_a_few_lines(capsys: pytest.Cap
         "usage: midstream serve --upstream URL [options]",
         "midstream serve: error: not understood: '--upstrem' 'scripted:'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("journal", "told"),
+    [
+        ("memory:", "  journal   memory: (is gone when this process ends)\n"),
+        ("sqlite:///kept.db", "  journal   sqlite:///kept.db (survives a restart)\n"),
+        (
+            "redis://127.0.0.1:1",
+            "  journal   redis://127.0.0.1:1 (does NOT answer; there are no streams until it does)\n",
+        ),
+    ],
+)
+def test_what_is_said_of_the_journal_is_so(
+    journal: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    process = start("serve", "--upstream", "scripted:", "--port", "0", "--grpc-port", "0", "--journal", journal)
+    assert process.stderr is not None
+    try:
+        assert read_upto(process.stderr, b"  journal ") is not None
+        assert (b"  journal " + read_upto(process.stderr, b"\n")).decode() == told
+        read_upto(process.stderr, b"  keys ")
+    finally:
+        process.terminate()
+        code, _, _ = finish(process)
+    assert code == exits.OK
