@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from midstream.errors import CursorExpired
 from midstream.journal.memory import MemoryJournal
-from midstream.records import Chunk, Finish, StreamState
+from midstream.records import Chunk, Finish, Producer, StreamState
 from midstream.streams import Streams
 from midstream.testing.clock import ManualClock
 from midstream.testing.patience import soon, until
@@ -30,7 +30,7 @@ class Deliberate(MemoryJournal):
         return await super().trim(stream_id, acked, floor)
 
 
-async def said(count: int) -> AsyncIterator[list[Chunk] | Finish]:
+async def said(count: int) -> Producer:
     for at in range(0, count, 500):
         yield [Chunk("x")] * min(500, count - at)
     yield Finish("stop")

@@ -21,7 +21,7 @@ from midstream.server.settings import Settings, flag_name, shown
 from midstream.transports.grpc import _OPTIONS
 from midstream.transports.http import error_body
 from midstream.transports.messages import Envelope
-from midstream.transports.sse import stream_headers
+from midstream.transports.sse import location, stream_headers
 from tests.docs.markdown import ROOT, name, pages, plain, section, table
 
 TEXT = (ROOT / "PROTOCOL.md").read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def test_the_cursor_in_the_text_decodes() -> None:
 def test_headers_of_a_stream_are_those_that_are_sent() -> None:
     """Names and values; the id and the heartbeat are the stream's and the setting's."""
     told = {plain(name).lower(): plain(value) for name, value in table(section(TEXT, "5. Server-sent events"))}
-    sent = {name.decode(): value.decode() for name, value in stream_headers("{id}", 15.0)}
+    sent = {name.decode(): value.decode() for name, value in stream_headers("{id}", 15.0, location({}, "{id}"))}
     assert told.keys() == sent.keys()
     for header in ("content-type", "cache-control", "x-accel-buffering", "location"):
         assert told[header] == sent[header]
@@ -170,7 +170,7 @@ def test_bounds_are_those_of_the_settings() -> None:
             told[plain(flag)] = value.replace(" ", "").replace(",", "")
     defaults = {flag_name(setting): shown(setting.default) for setting in fields(Settings)}
     assert told == {flag: defaults[flag] for flag in told}
-    assert len(told) == 6
+    assert len(told) == 7
 
 
 def test_fixed_bounds_are_those_of_the_code() -> None:
@@ -187,6 +187,7 @@ def test_bounds_of_a_connection_are_those_of_the_code() -> None:
     """What a connection may hold before anything is asked."""
     told = {what: bound for what, bound, _ in table(section(TEXT, "13. Bounds and retention"))}
     assert told["a request's line and headers"] == f"{wire.MAX_HEAD_BYTES} bytes"
+    assert told["a request's trailers"] == f"{wire.MAX_HEAD_BYTES} bytes"
     assert told["requests that wait on one connection for those before them"] == str(wire.MAX_PIPELINED)
 
 

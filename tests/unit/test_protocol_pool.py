@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from midstream import wire
 from midstream.pool import errors
 from midstream.pool.errors import PoolError
-from midstream.pool.lifecycle import KEPT
 from tests.docs.markdown import ROOT, section, table
 
 TEXT = section((ROOT / "PROTOCOL.md").read_text(encoding="utf-8"), "23. Pool")
@@ -55,7 +54,7 @@ def test_bounds_are_those_of_the_code() -> None:
 def test_times_are_those_of_the_code() -> None:
     """Of a lease, of what was posted, and of a request that has ended."""
     assert f"for {wire.POOL_LEASE_TERM} seconds from its last post" in said("Words")
-    assert f"more than {KEPT // 60} minutes ago" in said("Errors")
+    assert f"more than {wire.POOL_REQUEST_KEPT // 60} minutes ago" in said("Errors")
     kept, entries = wire.POOL_PROGRESS_TERM, wire.POOL_PROGRESS_KEPT
     assert f"kept for {kept} seconds after its last batch, about {entries:,} batches" in said(
         "From progress to the stream"

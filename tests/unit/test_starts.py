@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from midstream import rules
 from midstream.codec import native
 from midstream.errors import OutOfSequence, StaleWriter, StreamEnded
 from midstream.journal.memory import MemoryJournal
-from midstream.records import Chunk, Finish, Frame
+from midstream.records import Chunk, Finish, Frame, Producer
 from midstream.rules import Counters
 from midstream.streams import Streams
 from midstream.testing.clock import ManualClock
@@ -23,7 +21,7 @@ async def test_stream_cancelled_before_its_turn_never_begins() -> None:
     streams = Streams(MemoryJournal(clock), clock)
     await streams.start()
 
-    async def answer(_: str) -> AsyncIterator[list[Chunk] | Finish]:
+    async def answer(_: str) -> Producer:
         nonlocal begun
         begun += 1
         yield Finish("stop")

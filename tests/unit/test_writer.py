@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,13 +12,11 @@ from midstream import errors, wire
 from midstream.codec import native
 from midstream.errors import MidstreamError, ProducerFailed
 from midstream.journal.memory import MemoryJournal
-from midstream.records import Chunk, Finish, Frame, Record
+from midstream.records import Chunk, Finish, Frame, Producer, Record
 from midstream.testing.clock import ManualClock
 from midstream.testing.journal_writer import meta, read_all
 from midstream.testing.patience import soon
 from midstream.writer import Writer
-
-Produced = AsyncGenerator[list[Chunk] | Finish, None]
 
 
 class Store(MemoryJournal):
@@ -34,7 +32,7 @@ class Store(MemoryJournal):
         await super().append(stream_id, frames, epoch=epoch, first_seq=first_seq)
 
 
-async def run(store: Store, producer: Produced) -> tuple[Writer, list[Record]]:
+async def run(store: Store, producer: Producer) -> tuple[Writer, list[Record]]:
     """A stream written to its end by this producer: its writer, and what is kept."""
     clock = ManualClock()
     told = meta(clock)
@@ -46,7 +44,7 @@ async def run(store: Store, producer: Produced) -> tuple[Writer, list[Record]]:
     return writer, [Record.of(frame) for frame in await read_all(store, told.stream_id)]
 
 
-async def says(*lines: Any) -> Produced:
+async def says(*lines: Any) -> Producer:
     """A producer that yields these, or raises them."""
     for line in lines:
         if isinstance(line, Exception):
@@ -140,7 +138,7 @@ async def test_a_writer_whose_stream_is_anothers_writes_no_end(answer: Midstream
     """Its new owner says how it ended (I2); the producer is let go of."""
     closed = asyncio.Event()
 
-    async def producer() -> Produced:
+    async def producer() -> Producer:
         try:
             yield [Chunk("a")]
         finally:

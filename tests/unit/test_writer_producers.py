@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -11,16 +10,14 @@ import pytest
 from midstream.codec import native
 from midstream.errors import ProducerFailed
 from midstream.journal.memory import MemoryJournal
-from midstream.records import Chunk, Finish, Record
+from midstream.records import Chunk, Finish, Producer, Record
 from midstream.testing.clock import ManualClock
 from midstream.testing.journal_writer import meta, read_all
 from midstream.testing.patience import soon
 from midstream.writer import Writer
 
-Produced = AsyncGenerator[list[Chunk] | Finish, None]
 
-
-async def written(producer: Produced) -> list[Record]:
+async def written(producer: Producer) -> list[Record]:
     """What is kept of a stream that this producer wrote."""
     clock = ManualClock()
     journal = MemoryJournal(clock)
@@ -33,7 +30,7 @@ async def written(producer: Produced) -> list[Record]:
     return [Record.of(frame) for frame in await read_all(journal, told.stream_id)]
 
 
-async def after_a(*lines: Any) -> Produced:
+async def after_a(*lines: Any) -> Producer:
     yield [Chunk("a")]
     for line in lines:
         if isinstance(line, BaseException):
@@ -41,7 +38,7 @@ async def after_a(*lines: Any) -> Produced:
         yield line
 
 
-async def waits_for_a_cancelled_task() -> Produced:
+async def waits_for_a_cancelled_task() -> Producer:
     """A library's own task was cancelled, by itself or a time limit of it; nobody has cancelled the generation."""
     yield [Chunk("a")]
     task = asyncio.ensure_future(asyncio.sleep(10))

@@ -13,15 +13,14 @@ A field that says nothing (null, "", [], {}) is left out.  What came after the l
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import orjson
 
 from midstream.codec.text import whole
+from midstream.codec.upstream_errors import error_in, malformed, upstream_error
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish
-from midstream.wire import UPSTREAM_RETRYABLE
 
 Route = Literal["chat", "completions"]
 
@@ -32,7 +31,6 @@ _OBJECTS: Final = frozenset({"chat.completion.chunk", "chat.completion", "text_c
 _MAX_DEPTH: Final = 64
 # As many choices, or tool calls in one delta, as no request asks for: each costs time of the loop and memory.
 MAX_PARTS: Final = 2048
-_MESSAGE_CHARS: Final = 2000
 _loads = orjson.loads
 
 
@@ -123,12 +121,12 @@ class ChatReader:
         if self.done or not text or event in _KEEP_ALIVE:
             return False
         if event == "error":
-            raise upstream_error(_error_in(text))
+            raise error_in(text)
         if text == b"[DONE]":
             self.done = True
             return False
         if not text.startswith(b"{"):
-            raise malformed(f"the upstream sent an event that is no JSON object: {_shown(text)}")
+            raise malformed("the upstream sent an event that is no JSON object", text)
         return True
 
     def _plain_text(self, choice: Any) -> str | None:
@@ -335,7 +333,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         value = _parse_lenient(data)
     if type(value) is not dict:
-        raise malformed(f"the upstream sent JSON that is no object: {_shown(data)}")
+        raise malformed("the upstream sent JSON that is no object", data)
     return value
 
 
@@ -350,87 +348,9 @@ def _parse_lenient(data: bytes) -> Any:
             parse_int=lambda digits: int(digits) if len(digits) < 19 else _finite(digits),
         )
     except (ValueError, RecursionError):
-        raise malformed(f"the upstream sent an event that is no JSON: {_shown(data)}") from None
+        raise malformed("the upstream sent an event that is no JSON", data) from None
 
 
 def _finite(digits: str) -> float | None:
     number = float(digits)
     return number if abs(number) != float("inf") else None
-
-
-def malformed(message: str) -> ProducerFailed:
-    """What the upstream sent cannot be read, and to skip it would leave a gap nobody can see."""
-    return ProducerFailed("upstream_malformed", message)
-
-
-def upstream_error(error: Any, status: int | None = None) -> ProducerFailed:
-    """The upstream's own word that it failed: an error object or a text, with the HTTP `status` it came with, if any.
-
-    Facts: `status` (that, or the one in the object), and `upstream` with the error's other fields as they were.
-    """
-    fields = error if isinstance(error, dict) else {}
-    message = error if isinstance(error, str) else _message_of(fields)
-    facts: dict[str, Any] = {}
-    if status is None:
-        status = _status_in(fields)
-    if status is not None:
-        facts["status"] = status
-    kept = {name: _short(fields[name]) for name in ("type", "code", "param") if _says(fields.get(name))}
-    if kept:
-        facts["upstream"] = kept
-    retryable = status in UPSTREAM_RETRYABLE
-    return ProducerFailed("upstream_error", _short(message) or _no_message(status), retryable=retryable, **facts)
-
-
-def error_in_body(body: bytes, status: int) -> ProducerFailed:
-    """The error of an answer that is not 200: OpenAI's shape, FastAPI's `detail`, or whatever text it is."""
-    return upstream_error(_error_in(body.strip()), status)
-
-
-def _error_in(text: bytes) -> Any:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text.decode("utf-8", "replace")
-    if not isinstance(value, dict):
-        return value if isinstance(value, str) else text.decode("utf-8", "replace")
-    return value.get("error") or value
-
-
-def _message_of(fields: dict[str, Any]) -> str:
-    for name in ("message", "msg", "detail", "error"):
-        if isinstance(said := fields.get(name), str) and said:
-            return said
-    return _written(json.dumps, fields) if fields else ""
-
-
-def _no_message(status: int | None) -> str:
-    return "the upstream failed without a message" + (f" (status {status})" if status else "")
-
-
-def _short(said: Any) -> Any:
-    """A number as it is; anything else as valid text of a bounded length."""
-    return said if type(said) is int and abs(said) < 2**53 else whole(_written(str, said)[:_MESSAGE_CHARS])
-
-
-def _written(how: Callable[[Any], str], said: Any) -> str:
-    """orjson reads deeper nesting than Python writes."""
-    try:
-        return how(said)
-    except RecursionError:
-        return "(nested too deep to be told)"
-
-
-def _status_in(fields: dict[str, Any]) -> int | None:
-    for name in ("code", "status", "status_code"):
-        said = fields.get(name)
-        if isinstance(said, str) and said.isascii() and said.isdigit() and len(said) == 3:
-            said = int(said)
-        if type(said) is int and 400 <= said <= 599:
-            return said
-    return None
-
-
-def _shown(data: bytes) -> str:
-    """The beginning of what could not be read, for a message to people."""
-    return repr(data[:80].decode("utf-8", "replace")) + ("…" if len(data) > 80 else "")

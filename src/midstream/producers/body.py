@@ -10,8 +10,9 @@ import zlib
 from collections.abc import Iterator
 from typing import Final
 
-from midstream.codec.openai import ChatReader, malformed
+from midstream.codec.openai import ChatReader
 from midstream.codec.sse import Decoder, EventTooLarge
+from midstream.codec.upstream_errors import malformed
 from midstream.errors import ProducerFailed
 from midstream.records import Chunk, Finish
 

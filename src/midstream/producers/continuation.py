@@ -10,15 +10,16 @@ seam and end behind it, and that an echo is the text it should be.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from midstream.codec.openai import Route
 from midstream.codec.pieces import TEXT
 from midstream.errors import ProducerFailed
-from midstream.records import Choice, Chunk, Finish, Fold
+from midstream.producers.upstream import Direct
+from midstream.records import Choice, Chunk, Finish, Fold, Producer
 
 Mode = Literal["off", "prefill", "prefill-echo"]
 MODES: tuple[Mode, ...] = ("off", "prefill", "prefill-echo")
@@ -39,15 +40,6 @@ _NOT_WITH = (
     "suffix",
     "best_of",
 )
-
-Generation = AsyncIterator[list[Chunk] | Finish]
-
-
-class Source(Protocol):
-    """What is asked again: an upstream."""
-
-    def generate(self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None) -> Generation:
-        """A generation for this request."""
 
 
 @dataclass(slots=True)
@@ -85,16 +77,18 @@ def can_continue(body: Mapping[str, Any], written: Written) -> bool:
     return written.only_text and not several and not any(body.get(name) for name in _NOT_WITH)
 
 
-class Continued:
+class Continued(Direct):
     """A source whose broken connections are gone over.  `mode` is never `off` here."""
 
-    def __init__(self, source: Source, mode: Mode) -> None:
+    continues = True
+
+    def __init__(self, source: Direct, mode: Mode) -> None:
         self._source = source
         self._echo = mode == "prefill-echo"
 
     async def generate(
         self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
-    ) -> Generation:
+    ) -> Producer:
         """Run the request, and go on where its connection breaks.
 
         Raises ProducerFailed: `upstream_lost` for a break that cannot be gone over.
@@ -103,29 +97,27 @@ class Continued:
             yield batch
 
     async def proceed(
-        self,
-        body: Mapping[str, Any],
-        route: Route,
-        written: Written,
-        headers: Mapping[str, str] | None = None,
-    ) -> Generation:
-        """Go on with an answer whose writer is gone.  Ask `can_continue` first."""
-        again = self._again(body, route, written, headers, "writer_lost")
-        async for batch in self._run(again, written, body, route, headers, 1):
-            yield batch
+        self, owner: str, body: Mapping[str, Any], route: Route, stream_id: str, fold: Fold
+    ) -> Producer | None:
+        """Go on with an answer whose writer is gone; None where prefill cannot."""
+        written = written_of(fold)
+        if written is None or not can_continue(body, written):
+            return None
+        again = self._again(body, route, written, None, "writer_lost")
+        return self._run(again, written, body, route, None, 1)
 
     async def _run(
         self,
-        generation: Generation,
+        generation: Producer,
         written: Written,
         body: Mapping[str, Any],
         route: Route,
         headers: Mapping[str, str] | None,
         breaks: int,
-    ) -> Generation:
+    ) -> Producer:
         while True:
             try:
-                async with aclosing(generation) as batches:  # type: ignore[type-var]  # generators, all of them
+                async with aclosing(generation) as batches:
                     async for batch in batches:
                         if not isinstance(batch, Finish):
                             for chunk in batch:
@@ -145,7 +137,7 @@ class Continued:
 
     async def _again(
         self, body: Mapping[str, Any], route: Route, written: Written, headers: Mapping[str, str] | None, reason: str
-    ) -> Generation:
+    ) -> Producer:
         """The rest of an answer, its first chunk marked as the seam."""
         left = _tokens_left(body, written)
         if left is not None and left <= 0:
@@ -155,7 +147,7 @@ class Continued:
         stops = Stops(written.text, body.get("stop"))
         generation = self._source.generate(_prefilled(body, route, written.text, left), route, headers)
         seam: str | None = reason
-        async with aclosing(generation) as batches:  # type: ignore[type-var]  # generators, all of them
+        async with aclosing(generation) as batches:
             async for batch in batches:
                 if isinstance(batch, Finish):
                     if rest := stops.rest():

@@ -15,20 +15,21 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import aiohttp
 import orjson
 from yarl import URL
 
-from midstream.codec.openai import ChatReader, Route, error_in_body, malformed, upstream_error
+from midstream.codec.openai import ChatReader, Route
+from midstream.codec.upstream_errors import error_in, malformed, upstream_error
 from midstream.errors import ProducerFailed, UnknownModel
 from midstream.producers.body import Body, Inflate
 from midstream.producers.connections import Connections
 from midstream.producers.intake import Intake, UpstreamLimits, overdue
-from midstream.records import Chunk, Finish
+from midstream.producers.upstream import Upstream
+from midstream.records import Producer
 
 _log = logging.getLogger("midstream")
 
@@ -44,7 +45,7 @@ _PASSED_ON: Final = frozenset({"traceparent", "tracestate"})
 _SECRET_CHARS: Final = 8
 
 
-class OpenAIUpstream:
+class OpenAIUpstream(Upstream):
     """One endpoint.
 
     `url` is its base, `/v1` included; `pattern` a glob over model names (None: every model); `key` is sent as a bearer
@@ -86,12 +87,9 @@ class OpenAIUpstream:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.pattern or '*'}={self._url}>"
 
-    def serves(self, model: str) -> bool:
-        return self.pattern is None or fnmatchcase(model, self.pattern)
-
     async def generate(
         self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[list[Chunk] | Finish, None]:
+    ) -> Producer:
         """Run the request; yield lists of chunks, the first one empty, then one Finish.  Raises ProducerFailed.
 
         `body` is the caller's, sent on with `stream` on and usage asked for; of `headers` only the trace is passed on.
@@ -235,7 +233,7 @@ class OpenAIUpstream:
         try:
             if 300 <= response.status < 400:
                 return self._redirected(response)
-            failure = error_in_body(await _bounded(response, _ERROR_BODY), response.status)
+            failure = error_in(await _bounded(response, _ERROR_BODY), response.status)
         except ProducerFailed as odd:
             failure = upstream_error(odd.detail, response.status)
         finally:
@@ -259,20 +257,6 @@ class OpenAIUpstream:
             return failure
         detail = failure.detail.replace(self._key, "***")
         return ProducerFailed(failure.failure, detail, retryable=failure.retryable, **failure.facts)
-
-
-class Upstream(Protocol):
-    """What answers for models: an endpoint, or a stand-in for one.  Verbs as in OpenAIUpstream."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def pattern(self) -> str | None: ...
-    def serves(self, model: str) -> bool: ...
-    async def models(self) -> list[dict[str, Any]]: ...
-    def generate(
-        self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[list[Chunk] | Finish, None]: ...
 
 
 class Upstreams:

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from random import Random
 from typing import Any, Final
 
 from midstream.codec.openai import Route
-from midstream.records import Chunk, Finish
+from midstream.producers.upstream import Upstream
+from midstream.records import Chunk, Finish, Producer
 
 _NAME: Final = re.compile(
     r"scripted(?:-n(?P<tokens>[0-9]{1,9}))?(?:-r(?P<rate>[0-9]{1,9}(?:\.[0-9]{1,9})?))?", re.ASCII
@@ -38,7 +38,7 @@ _WORDS: Final = (
 # fmt: on
 
 
-class Scripted:
+class Scripted(Upstream):
     """An upstream for the models that `pattern` matches: none that does not call itself scripted, unless that is asked.
 
     `rate` is in tokens per second (0: as fast as they are taken); it and `tokens` hold where the model's name says
@@ -52,9 +52,6 @@ class Scripted:
         self._rate = rate
         self._tokens = tokens
 
-    def serves(self, model: str) -> bool:
-        return fnmatchcase(model, self.pattern)
-
     async def models(self) -> list[dict[str, Any]]:
         """One model, of a name that says what it is."""
         model = {"id": "scripted", "object": "model", "created": 0, "owned_by": "simulation"}
@@ -62,7 +59,7 @@ class Scripted:
 
     async def generate(
         self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
-    ) -> AsyncGenerator[list[Chunk] | Finish, None]:
+    ) -> Producer:
         """Yield an empty list, lists of chunks, then one Finish.
 
         The text is a function of prompt and `seed` alone (see `tokens`).  `max_tokens` is its length, or cuts the one

@@ -6,13 +6,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from midstream.errors import UnknownModel
 from midstream.producers.continuation import MODES, Continued, Mode
 from midstream.producers.intake import UpstreamLimits
 from midstream.producers.openai import OpenAIUpstream, Upstreams
 from midstream.producers.scripted import Scripted
+from midstream.producers.upstream import Direct, Upstream
 
 if TYPE_CHECKING:  # its database library takes a while to load, and most gateways have no pool
     from midstream.producers.pool import PoolSource
@@ -26,7 +27,7 @@ def upstreams(specs: Sequence[str], keys: Sequence[str | None], limits: Upstream
     return Upstreams([_upstream(spec, key, limits) for spec, key in zip(specs, keys, strict=True)])
 
 
-def _upstream(spec: str, key: str | None, limits: UpstreamLimits) -> OpenAIUpstream | Scripted:
+def _upstream(spec: str, key: str | None, limits: UpstreamLimits) -> Upstream:
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise ValueError(f"--upstream {spec!r}: write [PATTERN=]http(s)://HOST[:PORT]/v1, or scripted:")
@@ -64,7 +65,7 @@ class ModelSources:
         self._continuations = continuations
         self.pool = pool
 
-    def for_model(self, model: str) -> OpenAIUpstream | Scripted | Continued | PoolSource | None:
+    def for_model(self, model: str) -> Direct | PoolSource | None:
         """The first upstream whose pattern matches, else the pool where a worker offers the model now."""
         source = self._upstreams.for_model(model)
         if source is None and self.pool is not None and self.pool.serves(model):
@@ -72,7 +73,7 @@ class ModelSources:
         modes = (mode for pattern, mode in self._continuations if fnmatchcase(model, pattern))
         mode: Mode = next(modes, "off")
         if source is None or mode == "off":
-            return cast("OpenAIUpstream | Scripted | None", source)
+            return source
         return Continued(source, mode)
 
     async def default_model(self) -> str:

@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol
 
 import orjson
 
 from midstream.codec.openai import Route
 from midstream.errors import BadRequest, IdempotencyMismatch, UnknownModel
-from midstream.records import Fold
+from midstream.records import Fold, Producer
 from midstream.streams import Opened, Streams
 from midstream.wire import MAX_IDEMPOTENCY_CHARS, MAX_SEQ
-from midstream.writer import Producer
 
 # A longer name no model has; some are paths.  It stands in every chunk of a chat.
 _MODEL_CHARS: Final = 1024
 
 
 class Source(Protocol):
-    """Where a model's answers come from."""
+    """Where a model's answers come from.
 
-    def generate(self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None) -> Producer:
-        """A generation for this request, not yet begun."""
-
-
-@runtime_checkable
-class Queue(Protocol):
-    """A source whose requests wait for somebody to take them, in an owner's name, and are answered on a known stream.
-
-    `abandon_after` is in seconds, for requests that say nothing of it.
+    `abandon_after` is in seconds, for requests that say nothing of it (None: it has no opinion); `continues` tells
+    whether it can `proceed` at all.
     """
 
-    abandon_after: float
+    @property
+    def abandon_after(self) -> float | None: ...
+    @property
+    def continues(self) -> bool: ...
 
-    def ask(self, owner: str, body: Mapping[str, Any], route: Route) -> Callable[[str], Producer]:
+    def ask(
+        self, owner: str, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
+    ) -> Callable[[str], Producer]:
         """Check the request; return what generates it, given the stream's id.  Raises BadRequest."""
 
     async def proceed(
@@ -48,10 +44,10 @@ class Sources(Protocol):
     """All models this gateway can be asked for."""
 
     @property
-    def pool(self) -> Queue | None:
+    def pool(self) -> Source | None:
         """Who serves models that `for_model` may not know just now, since nobody is here who takes their requests."""
 
-    def for_model(self, model: str) -> Source | Queue | None:
+    def for_model(self, model: str) -> Source | None:
         """The first source whose pattern matches."""
 
     async def default_model(self) -> str:
@@ -190,33 +186,12 @@ async def begin(
     source = sources.for_model(model) if len(model) <= _MODEL_CHARS else None
     if source is None:
         raise UnknownModel(f"neither an upstream nor a worker serves {model[:200]!r}")
-    body = {**what.upstream, "model": model}
+    headers = {"traceparent": trace} if trace else None
+    produce = source.ask(owner, {**what.upstream, "model": model}, what.front.route, headers)
     abandon_after = what.abandon_after
-    if hasattr(source, "ask"):  # `isinstance` takes 10 µs to look at a protocol: too much for each request
-        queue = cast(Queue, source)
-        produce = queue.ask(owner, body, what.front.route)
-        if abandon_after is None and streams.limits.abandon_after is None:
-            abandon_after = queue.abandon_after
-    else:
-        produce = partial(_generate, source.generate, body, what.front.route, {"traceparent": trace} if trace else None)
-    return await streams.open(
-        owner,
-        model,
-        produce,
-        request=what.request,
-        names=names,
-        abandon_after=abandon_after,
-    )
-
-
-def _generate(
-    generate: Callable[..., Producer],
-    body: Mapping[str, Any],
-    route: Route,
-    headers: Mapping[str, str] | None,
-    _: str,
-) -> Producer:
-    return generate(body, route, headers)
+    if abandon_after is None and streams.limits.abandon_after is None:
+        abandon_after = source.abandon_after
+    return await streams.open(owner, model, produce, request=what.request, names=names, abandon_after=abandon_after)
 
 
 def _checked(key: str) -> str:

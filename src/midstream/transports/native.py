@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -19,15 +18,16 @@ from midstream.cursor import Cursor
 from midstream.errors import BadCursor, BadRequest
 from midstream.records import Choice, StreamState
 from midstream.streams import Answer, Streams
-from midstream.transports.asking import Sources, acked, asked, open_stream
+from midstream.transports.asking import Sources, acked
+from midstream.transports.creating import create
 from midstream.transports.http import Endpoint, caller, header, json_response, query, read_json
 from midstream.transports.openai_chat import chat_rendering
 from midstream.transports.sse import location, serve_stream
 from midstream.transports.whole import whole_answer
+from midstream.turns import in_steps
 from midstream.wire import (
     FORMAT_OPENAI,
     FROM_START,
-    H_IDEMPOTENCY,
     H_LAST_EVENT_ID,
     H_STREAM_ID,
     Q_CURSOR,
@@ -37,6 +37,7 @@ from midstream.wire import (
 
 _log = logging.getLogger("midstream")
 
+_LAST_EVENT_ID: Final = H_LAST_EVENT_ID.lower().encode()
 # States of a list made before the loop gets its turn.
 _STATES_AT_ONCE = 500
 
@@ -67,24 +68,19 @@ class NativeApi:
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/stream: begin a generation and follow it; `stream: false` waits for the whole answer."""
-        query(scope, ())
-        body = await read_json(scope, receive, self.max_body)
-        what = asked(body)
-        owner = caller(scope).owner
-        key, trace = header(scope, H_IDEMPOTENCY.lower().encode()), header(scope, b"traceparent")
         assert self.sources is not None
-        opened = await open_stream(self.streams, self.sources, owner, what, idempotency_key=key, trace=trace)
-        stream_id = opened.state.meta.stream_id
-        if not what.stream:
-            await (await self._whole(stream_id, owner, receive))(scope, receive, send)
+        created = await create(scope, receive, self.streams, self.sources, self.max_body)
+        owner, stream_id = created.owner, created.stream_id
+        if not created.asked.stream:
+            await (await self._whole(stream_id, owner, scope, receive))(scope, receive, send)
             return
         await serve_stream(scope, receive, send, self.streams, stream_id, owner, Cursor(stream_id, 0))
 
-    async def _whole(self, stream_id: str, owner: str, receive: Receive) -> Response:
+    async def _whole(self, stream_id: str, owner: str, scope: Scope, receive: Receive) -> Response:
         """Wait for the end, then answer with all of it."""
         answer = await whole_answer(self.streams, stream_id, owner, receive)
         body = answer_json(answer)
-        headers = {H_STREAM_ID: stream_id, "location": location(stream_id)}
+        headers = {H_STREAM_ID: stream_id, "location": location(scope, stream_id)}
         if answer.state.status == "done":
             return json_response(body, headers=headers)
         error = answer.fold.error or {
@@ -104,7 +100,7 @@ class NativeApi:
             await json_response({"stream_id": stream_id, "deleted": True})(scope, receive, send)
             return
         owner = caller(scope).owner
-        rendered = chat_rendering(self.streams, owner) if in_openai_format(scope) else None
+        rendered = chat_rendering(scope, self.streams, owner) if in_openai_format(scope) else None
         at = position(scope, stream_id)
         await serve_stream(scope, receive, send, self.streams, stream_id, owner, at, rendered)
 
@@ -114,9 +110,8 @@ class NativeApi:
         query(request.scope, ())
         states = await self.streams.list(caller(request.scope).owner)
         told: list[dict[str, Any]] = []
-        for at in range(0, len(states), _STATES_AT_ONCE):
-            told += [state_json(self.streams, state) for state in states[at : at + _STATES_AT_ONCE]]
-            await asyncio.sleep(0)
+        async for some in in_steps(states, _STATES_AT_ONCE):
+            told += [state_json(self.streams, state) for state in some]
         return json_response({"streams": told})
 
     async def state(self, request: Request) -> Response:
@@ -151,7 +146,7 @@ def position(scope: Scope, stream_id: str) -> Cursor:
     if Q_CURSOR in fields and Q_FROM in fields:
         raise BadCursor("'cursor' and 'from' exclude each other")
     try:
-        last_event_id = header(scope, H_LAST_EVENT_ID.lower().encode())
+        last_event_id = header(scope, _LAST_EVENT_ID)
     except BadRequest as error:
         raise BadCursor(error.detail) from None
     if Q_CURSOR in fields:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -20,21 +20,21 @@ from midstream.errors import MidstreamError, ProducerFailed, UnknownModel
 from midstream.follow import Follow
 from midstream.records import Page, Record
 from midstream.streams import Answer, Streams
-from midstream.transports.asking import Front, Sources, asked, open_stream
-from midstream.transports.http import Endpoint, caller, header, json_response, query, read_json
+from midstream.transports.asking import Front, Sources
+from midstream.transports.creating import create
+from midstream.transports.http import Endpoint, json_response, query
 from midstream.transports.openai_asking import CHAT, COMPLETIONS
-from midstream.transports.openai_errors import Interrupted, failure_response
+from midstream.transports.openai_errors import Interrupted, failed_at_once, failure_response
 from midstream.transports.sse import Rendering, location, serve_stream
 from midstream.transports.whole import whole_answer
+from midstream.turns import in_steps
 from midstream.wire import (
     CHAT_PATH,
     COMPLETIONS_PATH,
     FORMAT_OPENAI,
-    H_IDEMPOTENCY,
     H_STREAM_ID,
     MODELS_PATH,
     Q_FORMAT,
-    STATUS_PATIENCE,
 )
 
 # Records of an answer looked at before the loop gets its turn: at most 5 ms.
@@ -50,35 +50,25 @@ class ChatApi:
     max_body: int
 
     def routes(self) -> list[Route]:
-        def creating(front: Front) -> Any:
-            async def create(scope: Scope, receive: Receive, send: Send) -> None:
-                await self._create(front, scope, receive, send)
-
-            return Endpoint(create)
-
         return [
-            Route(CHAT_PATH, creating(CHAT), methods=["POST"]),
-            Route(COMPLETIONS_PATH, creating(COMPLETIONS), methods=["POST"]),
+            Route(CHAT_PATH, Endpoint(partial(self._create, CHAT)), methods=["POST"]),
+            Route(COMPLETIONS_PATH, Endpoint(partial(self._create, COMPLETIONS)), methods=["POST"]),
             Route(MODELS_PATH, self.models, methods=["GET"]),
             Route(MODELS_PATH + "/{model:path}", self.model, methods=["GET"]),
         ]
 
     async def _create(self, front: Front, scope: Scope, receive: Receive, send: Send) -> None:
         """POST: begin a generation; with `stream` follow it, else wait for the whole answer."""
-        query(scope, ())
-        what = asked(await read_json(scope, receive, self.max_body), front)
-        owner = caller(scope).owner
-        key, trace = header(scope, H_IDEMPOTENCY.lower().encode()), header(scope, b"traceparent")
-        opened = await open_stream(self.streams, self.sources, owner, what, idempotency_key=key, trace=trace)
-        stream_id = opened.state.meta.stream_id
-        if not what.stream:
+        created = await create(scope, receive, self.streams, self.sources, self.max_body, front)
+        owner, stream_id, keyed = created.owner, created.stream_id, created.keyed
+        if not created.asked.stream:
             answer = await whole_answer(self.streams, stream_id, owner, receive)
-            await (await _whole(answer, keyed=key is not None))(scope, receive, send)
+            await (await _whole(scope, answer, keyed=keyed))(scope, receive, send)
             return
         if (failed := await failed_at_once(self.streams, stream_id, owner)) is not None:
-            await failure_response(failed, keyed=key is not None)(scope, receive, send)
+            await failure_response(failed, keyed=keyed)(scope, receive, send)
             return
-        rendered = chat_rendering(self.streams, owner)
+        rendered = chat_rendering(scope, self.streams, owner)
         await serve_stream(scope, receive, send, self.streams, stream_id, owner, Cursor(stream_id, 0), rendered)
 
     async def models(self, request: Request) -> Response:
@@ -100,49 +90,30 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
     return {"id": model["id"], "object": "model", "created": 0, "owned_by": "upstream"} | model
 
 
-async def failed_at_once(streams: Streams, stream_id: str, owner: str) -> Answer | None:
-    """Wait for the upstream's status, STATUS_PATIENCE seconds at most; the answer if it has ended badly without a word.
-
-    Only then can its client be told by a status of HTTP: a client takes the first byte of a 200 for a success.
-    """
-    state = await streams.owned(stream_id, owner)
-    # Its client is here, though it reads nothing yet: the stream is not abandoned.
-    if (present := await streams.follow(stream_id, owner, state.highest_seq)) is not None:
-        try:
-            await streams.heard(stream_id, STATUS_PATIENCE)
-        finally:
-            streams.leave(present)
-        state = await streams.owned(stream_id, owner)
-    if state.highest_seq != 2 or not state.ended or state.status == "done":
-        return None
-    return await streams.answer(stream_id, owner)
-
-
-async def _whole(answer: Answer, *, keyed: bool) -> Response:
+async def _whole(scope: Scope, answer: Answer, *, keyed: bool) -> Response:
     state = answer.state
     if state.status != "done":
         return failure_response(answer, keyed=keyed)
     if not answer.fold.complete:
         longer = "the answer is longer than what is kept of a stream; stream it, or raise --max-stream-bytes"
         raise ProducerFailed("upstream_too_large", longer)
-    headers = {H_STREAM_ID: state.meta.stream_id, "location": openai_location(state.meta.stream_id)}
+    headers = {H_STREAM_ID: state.meta.stream_id, "location": openai_location(scope, state.meta.stream_id)}
     extras = Extras()
-    for at in range(0, len(answer.frames), _STEP):
-        extras.add(answer.frames[at : at + _STEP])
-        await asyncio.sleep(0)
+    async for frames in in_steps(answer.frames, _STEP):
+        extras.add(frames)
     return json_response(completion(Style(state.meta), answer.fold, extras), headers=headers)
 
 
-def openai_location(stream_id: str) -> str:
+def openai_location(scope: Scope, stream_id: str) -> str:
     """Where a stream is resumed in this format."""
-    return f"{location(stream_id)}?{Q_FORMAT}={FORMAT_OPENAI}"
+    return f"{location(scope, stream_id)}?{Q_FORMAT}={FORMAT_OPENAI}"
 
 
 class ChatRendering:
     """A stream as chat chunks (see `codec.chat`)."""
 
-    def __init__(self, stream_id: str, events: ChatEvents) -> None:
-        self.location = openai_location(stream_id)
+    def __init__(self, location: str, events: ChatEvents) -> None:
+        self.location = location
         self._events = events
 
     def opening(self) -> bytes:
@@ -157,7 +128,7 @@ class ChatRendering:
         return self._events.error(error_object(left))
 
 
-def chat_rendering(streams: Streams, owner: str) -> Callable[[Follow], Awaitable[Rendering]]:
+def chat_rendering(scope: Scope, streams: Streams, owner: str) -> Callable[[Follow], Awaitable[Rendering]]:
     """Makes the rendering of what a reader of the owner's is to be given."""
 
     async def rendered(follow: Follow) -> Rendering:
@@ -168,9 +139,8 @@ def chat_rendering(streams: Streams, owner: str) -> Callable[[Follow], Awaitable
             dropped, frames, _ = await streams.kept(stream_id, owner)
             before = frames[: max(0, follow.first + 1 - Record.of(frames[0]).seq)]
             begun |= dropped.choices.keys() if dropped.complete else set(range(style.choices))
-            for at in range(0, len(before), _STEP):
-                begun |= choices_in(before[at : at + _STEP])
-                await asyncio.sleep(0)
-        return ChatRendering(stream_id, ChatEvents(style, begun))
+            async for some in in_steps(before, _STEP):
+                begun |= choices_in(some)
+        return ChatRendering(openai_location(scope, stream_id), ChatEvents(style, begun))
 
     return rendered

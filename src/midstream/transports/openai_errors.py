@@ -10,7 +10,7 @@ from midstream.codec.pieces import as_object
 from midstream.codec.vendor import cancel_object, cancel_status, error_object, failure_object, failure_status
 from midstream.errors import Busy, MidstreamError, ProducerFailed
 from midstream.records import Record
-from midstream.streams import Answer
+from midstream.streams import Answer, Streams
 from midstream.transports.http import json_response
 from midstream.wire import (
     CHAT_PATH,
@@ -20,6 +20,7 @@ from midstream.wire import (
     HTTP_STATUS,
     MODELS_PATH,
     RESPONSES_PATH,
+    STATUS_PATIENCE,
 )
 
 _ROUTES: Final = (CHAT_PATH, COMPLETIONS_PATH, MODELS_PATH, RESPONSES_PATH)
@@ -47,6 +48,24 @@ def vendor_response(error: MidstreamError) -> Response:
         return _failure(error_object(error), {"code": error.failure, "retryable": error.retryable} | error.facts, {})
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else {}
     return json_response({"error": error_object(error)}, HTTP_STATUS.get(error.code, 500), headers)
+
+
+async def failed_at_once(streams: Streams, stream_id: str, owner: str) -> Answer | None:
+    """Wait for the upstream's status, STATUS_PATIENCE seconds at most; the answer if it has ended badly without a word.
+
+    Only then can its client be told by a status of HTTP: a client takes the first byte of a 200 for a success.
+    """
+    state = await streams.owned(stream_id, owner)
+    # Its client is here, though it reads nothing yet: the stream is not abandoned.
+    if (present := await streams.follow(stream_id, owner, state.highest_seq)) is not None:
+        try:
+            await streams.heard(stream_id, STATUS_PATIENCE)
+        finally:
+            streams.leave(present)
+        state = await streams.owned(stream_id, owner)
+    if state.highest_seq != 2 or not state.ended or state.status == "done":
+        return None
+    return await streams.answer(stream_id, owner)
 
 
 def failure_response(answer: Answer, *, keyed: bool = False) -> Response:

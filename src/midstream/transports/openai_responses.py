@@ -30,13 +30,13 @@ from midstream.errors import BadRequest, CursorExpired, MidstreamError, Producer
 from midstream.follow import Follow
 from midstream.records import Page, StreamState
 from midstream.streams import Answer, Kept, Streams
-from midstream.transports.asking import Front, Sources, Told, abandonment, asked, open_stream
-from midstream.transports.http import Endpoint, caller, header, json_response, query, read_json
-from midstream.transports.openai_chat import failed_at_once
-from midstream.transports.openai_errors import Interrupted, failure_response
+from midstream.transports.asking import Front, Sources, Told, abandonment
+from midstream.transports.creating import create
+from midstream.transports.http import Endpoint, caller, json_response, query
+from midstream.transports.openai_errors import Interrupted, failed_at_once, failure_response
 from midstream.transports.sse import Connection, Written, stream_headers
 from midstream.transports.whole import whole_answer
-from midstream.wire import H_IDEMPOTENCY, H_STREAM_ID, MAX_SEQ, RESPONSES_PATH
+from midstream.wire import H_STREAM_ID, MAX_SEQ, RESPONSES_PATH
 
 # Seconds after which a background response is abandoned: never, as far as streams live.
 _NEVER: Final = 1e9
@@ -85,23 +85,20 @@ class ResponsesApi:
 
     async def create(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST: begin a response; follow it, wait for all of it, or leave it to itself in the background."""
-        query(scope, ())
-        body = await read_json(scope, receive, self.max_body)
-        what, owner = asked(body, RESPONSES), caller(scope).owner
-        key, trace = header(scope, H_IDEMPOTENCY.lower().encode()), header(scope, b"traceparent")
-        opened = await open_stream(self.streams, self.sources, owner, what, idempotency_key=key, trace=trace)
-        stream_id, background = opened.state.meta.stream_id, body.get("background") is True
-        if not what.stream:
+        created = await create(scope, receive, self.streams, self.sources, self.max_body, RESPONSES)
+        owner, stream_id, keyed = created.owner, created.stream_id, created.keyed
+        background = created.body.get("background") is True
+        if not created.asked.stream:
             if background:
                 answer = await self.streams.answer(stream_id, owner)
             else:
                 answer = await whole_answer(self.streams, stream_id, owner, receive)
             failed = not background and answer.state.status != "done"
-            response = failure_response(answer, keyed=key is not None) if failed else _whole(answer)
+            response = failure_response(answer, keyed=keyed) if failed else _whole(answer)
             await response(scope, receive, send)
             return
         if not background and (ended := await failed_at_once(self.streams, stream_id, owner)) is not None:
-            await failure_response(ended, keyed=key is not None)(scope, receive, send)
+            await failure_response(ended, keyed=keyed)(scope, receive, send)
             return
         await self._follow(scope, receive, send, stream_id, owner, -1)
 

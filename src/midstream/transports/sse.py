@@ -11,6 +11,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Protocol
+from urllib.parse import quote
 
 import orjson
 from starlette.types import Message, Receive, Scope, Send
@@ -69,8 +70,8 @@ class Rendering(Protocol):
     """How the records of one stream look to one reader.  The loop, the heartbeats and the pipe are the connection's."""
 
     @property
-    def location(self) -> str:
-        """Where the stream is resumed to look like this."""
+    def location(self) -> str | None:
+        """Where the stream is resumed to look like this; None where nobody has said."""
 
     def opening(self) -> bytes:
         """What goes out before the first record, with it: lines without a blank line after them."""
@@ -91,8 +92,8 @@ Rendered = Callable[[Follow], Awaitable[Rendering]]
 class Records:
     """The native rendering: records as they are kept."""
 
-    def __init__(self, stream_id: str) -> None:
-        self.location = location(stream_id)
+    def __init__(self, location: str | None) -> None:
+        self.location = location
 
     def opening(self) -> bytes:
         least, most = _RETRY
@@ -107,24 +108,27 @@ class Records:
         return b"event: %b\ndata: %b\n\n" % (EXPIRED.encode(), orjson.dumps(error_body(error)))
 
 
-def location(stream_id: str) -> str:
-    """Where a stream is resumed."""
-    return f"/v1/stream/{stream_id}"
+def location(scope: Scope, stream_id: str) -> str:
+    """Where a stream is resumed: at our own route, below the path at which our routes are mounted."""
+    root = scope.get("root_path", "")
+    return f"{quote(root.rstrip('/')) if root else ''}/v1/stream/{stream_id}"
 
 
-def stream_headers(stream_id: str, heartbeat: float, resumed_at: str | None = None) -> list[tuple[bytes, bytes]]:
+def stream_headers(stream_id: str, heartbeat: float, resumed_at: str | None) -> list[tuple[bytes, bytes]]:
     """The headers of every stream, on create, resume and replay alike.
 
     Neither a proxy nor a browser may hold, change or compress it; `Accept-Encoding` is not looked at.
     """
-    return [
+    headers = [
         (b"content-type", b"text/event-stream; charset=utf-8"),
         _NO_STORE,
         (b"x-accel-buffering", b"no"),
         (_STREAM_ID, stream_id.encode()),
         (_HEARTBEAT, b"%g" % heartbeat),
-        (b"location", (resumed_at or location(stream_id)).encode()),
     ]
+    if resumed_at is not None:
+        headers.append((b"location", resumed_at.encode()))
+    return headers
 
 
 class Connection:
@@ -146,11 +150,8 @@ class Connection:
         elif self._task is not None:
             self._task.cancel()
 
-    async def serve(
-        self, streams: Streams, follow: Follow, heartbeat: float, rendering: Rendering | None = None
-    ) -> None:
+    async def serve(self, streams: Streams, follow: Follow, heartbeat: float, rendering: Rendering) -> None:
         """Send everything the reader gives, until its stream ends, it is interrupted, or the peer has gone."""
-        rendering = rendering or Records(follow.stream_id)
         try:
             headers = stream_headers(follow.stream_id, heartbeat, rendering.location)
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -242,8 +243,9 @@ async def serve_stream(
     if follow is None:
         await no_content(send, stream_id)
         return
-    rendering = None
-    if rendered is not None:
+    if rendered is None:
+        rendering: Rendering = Records(location(scope, stream_id))
+    else:
         try:
             rendering = await rendered(follow)
         except BaseException:

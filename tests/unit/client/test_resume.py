@@ -20,12 +20,14 @@ from midstream.errors import (
     CursorExpired,
     IdempotencyMismatch,
     MidstreamError,
+    ProducerFailed,
     Unauthorized,
     UnknownModel,
     UnknownStream,
     WrongStream,
 )
 from midstream.testing.clock import ManualClock
+from midstream.wire import FAILURES, STATUS
 
 STREAM = "s7Kd"
 CREATION = Creation(b'{"prompt":"hi"}', "key-1")
@@ -335,6 +337,17 @@ def test_a_refusal_is_raised_at_once_and_ends_the_reader(status: int, body: byte
             machine.step()
     assert machine.state is State.FAILED
     assert machine.position == Cursor(STREAM, 4)
+
+
+@pytest.mark.parametrize("code", sorted(FAILURES.keys() - STATUS.keys()))
+def test_what_became_of_the_request_at_its_upstream_is_raised_at_once(code: str) -> None:
+    """The gateway could be asked; to ask it again would ask the upstream again, for minutes."""
+    machine = reader()
+    request(machine)
+    machine.answered(Answer(502, {}, orjson.dumps({"error": code, "detail": "it is not there"})))
+    with pytest.raises(ProducerFailed, match="it is not there") as caught:
+        machine.step()
+    assert caught.value.failure == code
 
 
 def test_a_position_error_names_what_is_available() -> None:

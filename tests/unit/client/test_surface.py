@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from http.client import IncompleteRead, RemoteDisconnected
+import ssl
+from http.client import BadStatusLine, IncompleteRead, RemoteDisconnected
 
 import orjson
 import pytest
@@ -49,6 +50,18 @@ def test_a_prompt_or_messages_not_both() -> None:
         creation("hi", [{"role": "user", "content": "hi"}], "k", {})
 
 
+def refused_by_tls(reason: str) -> ssl.SSLError:
+    error = ssl.SSLError(1, "x")
+    error.reason = reason
+    return error
+
+
+def untrusted(why_not: str) -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError(1, "x")
+    error.verify_message = why_not
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -59,6 +72,11 @@ def test_a_prompt_or_messages_not_both() -> None:
         (TimeoutError(), "no answer in time"),
         (socket.gaierror(-2, "x"), "the host name is not known"),
         (OSError(113, "No route to host"), "[Errno 113] No route to host"),
+        (BadStatusLine("\x00\x00\x06\x04\x00"), "what listens there speaks HTTP/2 alone, as a gRPC port does"),
+        (BadStatusLine("\x15\x03\x01\x00\x02\x02F"), "what listens there speaks TLS"),
+        (BadStatusLine("220 mail.example ESMTP\r\n"), "what listens there does not speak HTTP"),
+        (refused_by_tls("WRONG_VERSION_NUMBER"), "what listens there speaks no TLS"),
+        (untrusted("self-signed certificate"), "its certificate is not trusted: self-signed certificate"),
         (OSError(), "OSError"),
     ],
 )

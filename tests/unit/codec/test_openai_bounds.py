@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from midstream.codec import native
-from midstream.codec.openai import ChatReader, error_in_body, upstream_error
+from midstream.codec.openai import ChatReader
+from midstream.codec.upstream_errors import error_in, upstream_error
 from midstream.errors import ProducerFailed
 from midstream.records import Record
 from midstream.wire import MAX_FIELD_BYTES
@@ -55,7 +56,7 @@ def test_as_many_as_no_model_makes_are_refused(events: list[bytes]) -> None:
 def test_error_nested_however_deep_is_the_upstreams_error(depth: int, field: str) -> None:
     """Not a fault of ours: what it says in its other fields is still told."""
     body = json.dumps({"error": {"type": "quota", field: 0}}).replace("0", "[" * depth + "]" * depth)
-    for failure in (error_in_body(body.encode(), 429), failure_in_stream(body)):
+    for failure in (error_in(body.encode(), 429), failure_in_stream(body)):
         assert failure.failure == "upstream_error"
         assert failure.facts["upstream"]["type"] == "quota"
         Record.of(native.failed(2, failure)).json()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from midstream.codec.openai import Route
 from midstream.errors import ProducerFailed
 from midstream.producers.continuation import Continued, Stops, Written, can_continue, written_of
 from midstream.producers.sources import Continuation, continuation
-from midstream.records import Choice, Chunk, Finish, Fold, Part
+from midstream.producers.upstream import Direct
+from midstream.records import Choice, Chunk, Finish, Fold, Part, Producer
 
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "go"}]}
 CUT = ProducerFailed("upstream_truncated", "cut")
 
 
-class Breaking:
+class Breaking(Direct):
     """An upstream that plays one list of batches per request, and raises what stands at its end."""
 
     def __init__(self, *runs: list[Any]) -> None:
@@ -26,8 +28,8 @@ class Breaking:
         self.asked: list[Mapping[str, Any]] = []
 
     async def generate(
-        self, body: Mapping[str, Any], route: str, headers: Mapping[str, str] | None = None
-    ) -> AsyncIterator[list[Chunk] | Finish]:
+        self, body: Mapping[str, Any], route: Route, headers: Mapping[str, str] | None = None
+    ) -> Producer:
         self.asked.append(body)
         for step in self.runs.pop(0):
             if isinstance(step, ProducerFailed):
@@ -39,7 +41,7 @@ def said(*texts: str) -> list[Chunk]:
     return [Chunk(text) for text in texts]
 
 
-async def told(generation: AsyncIterator[list[Chunk] | Finish]) -> tuple[str, list[Chunk], Finish | None]:
+async def told(generation: Producer) -> tuple[str, list[Chunk], Finish | None]:
     """All text, the chunks that carry a seam, and how it finished."""
     text, seams, finish = "", [], None
     async for batch in generation:
@@ -129,9 +131,24 @@ async def test_other_failures_are_the_upstreams_own_word() -> None:
 async def test_a_lost_writers_answer_is_gone_on_with() -> None:
     """The seam names the reason."""
     upstream = Breaking([said(" three"), Finish("stop")])
-    text, seams, _ = await told(Continued(upstream, "prefill").proceed(ASKED, "chat", Written(["one two"], 2)))
+    fold = Fold(choices={0: Choice(text=bytearray(b"one two"))}, parts=[Part("text", 2, 7)])
+    rest = await Continued(upstream, "prefill").proceed("ada", ASKED, "chat", "a" * 32, fold)
+    assert rest is not None
+    text, seams, _ = await told(rest)
     assert text == " three"
     assert seams[0].more == {"seam": "writer_lost"}
+
+
+async def test_a_lost_writers_answer_that_cannot_be_joined_is_not_gone_on_with() -> None:
+    """And nothing is asked of the upstream; nor is it where continuing is off."""
+    upstream, whole = Breaking([Finish("stop")]), Fold()
+    several = {**ASKED, "n": 2}
+    continued = Continued(upstream, "prefill")
+    assert await continued.proceed("ada", ASKED, "chat", "a" * 32, Fold(complete=False)) is None
+    assert await continued.proceed("ada", several, "chat", "a" * 32, whole) is None
+    assert not upstream.continues
+    assert await upstream.proceed("ada", ASKED, "chat", "a" * 32, whole) is None
+    assert upstream.asked == []
 
 
 def test_only_a_whole_answer_of_text_alone_is_read_out_of_the_journal() -> None:
