@@ -4,13 +4,13 @@
 
     async def answer(request):                      # POST /ask
         stream = await streams.open(tokens(await request.json()), owner=request.user.name)
-        return streams.response(stream, owner=request.user.name)
+        return streams.response(stream, owner=request.user.name, location=f"/ask/{stream}")
 
     async def resume(request):                      # GET /ask/{stream_id}
         return streams.resume(request.path_params["stream_id"], owner=request.user.name)
 
-Both answers are ASGI applications, which Starlette, FastAPI and Litestar take as responses.  `streams.lifespan` opens
-and closes the journal with the app; `streams.asgi(owner)` is the native contract but for creating, ready to be mounted.
+Both answers are responses of Starlette's, which FastAPI and Litestar take as well.  `streams.lifespan` opens and closes
+the journal with the app; `streams.asgi(owner)` is the native contract but for creating, ready to be mounted.
 """
 
 from __future__ import annotations
@@ -19,21 +19,26 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
+from urllib.parse import quote
 
+from starlette.datastructures import URL
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.routing import Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from midstream.admission import Limits
+from midstream.clock import Clock
 from midstream.cursor import Cursor
 from midstream.errors import MidstreamError, NotFound
+from midstream.follow import Follow
 from midstream.journal import open_journal
-from midstream.records import Chunk, Finish
+from midstream.records import Chunk, Finish, Producer
 from midstream.rules import Bounds
 from midstream.streams import Answer, Streams
 from midstream.transports.http import CALLER, Caller, error_response
 from midstream.transports.native import NativeApi, position
-from midstream.transports.sse import serve_stream
+from midstream.transports.sse import Records, Rendering, serve_stream
 
 # What a generator of yours may yield: text, chunks with more than text, and, last, how it ended.
 Yielded = str | Chunk | Sequence[Chunk] | Finish
@@ -48,8 +53,9 @@ class Midstream:
         *,
         limits: Limits | None = None,
         bounds: Bounds | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        clock = clock or Clock(time.time, time.monotonic)
         self.streams = Streams(open_journal(journal, clock, bounds or Bounds()), clock, limits)
 
     async def start(self) -> None:
@@ -99,28 +105,19 @@ class Midstream:
             await tokens.aclose()
         return opened.state.meta.stream_id
 
-    def response(self, stream_id: str, *, owner: str, after: int = 0) -> ASGIApp:
-        """An answer that follows the stream: everything after seq `after`, then live."""
+    def response(self, stream_id: str, *, owner: str, after: int = 0, location: str | URL | None = None) -> Response:
+        """An answer that follows the stream: everything after seq `after`, then live.
 
-        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            with_position = Cursor(stream_id, after)
-            await _answering(scope, receive, send, self._serve(scope, receive, send, with_position, stream_id, owner))
+        `location` is where your app resumes the stream, told in the header `Location`; without it there is none.
+        """
+        return _Following(self.streams, stream_id, owner, lambda _: Cursor(stream_id, after), location)
 
-        return respond
+    def resume(self, stream_id: str, *, owner: str, location: str | URL | None = None) -> Response:
+        """An answer to a request that names its position as PROTOCOL.md says: `?cursor=`, `Last-Event-ID`, `?from=`.
 
-    def resume(self, stream_id: str, *, owner: str) -> ASGIApp:
-        """An answer to a request that names its position as PROTOCOL.md says: `?cursor=`, `Last-Event-ID`, `?from=`."""
-
-        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            async def serve() -> None:
-                await self._serve(scope, receive, send, position(scope, stream_id), stream_id, owner)
-
-            await _answering(scope, receive, send, serve())
-
-        return respond
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, at: Cursor, stream_id: str, owner: str) -> None:
-        await serve_stream(scope, receive, send, self.streams, stream_id, owner, at)
+        `location` as for `response`.
+        """
+        return _Following(self.streams, stream_id, owner, lambda scope: position(scope, stream_id), location)
 
     async def ack(self, stream_id: str, *, owner: str, seq: int) -> None:
         """Let go of what is at or below `seq`.  Raises UnknownStream, CursorAhead."""
@@ -151,6 +148,41 @@ class Midstream:
         return app
 
 
+class _Following(Response):
+    """A response that is a stream.  Headers and cookies that are set on it are sent, its background runs after it.
+
+    It is a Response, and no plain ASGI application, since FastAPI takes those for data.
+    """
+
+    def __init__(
+        self, streams: Streams, stream_id: str, owner: str, at: Callable[[Scope], Cursor], location: str | URL | None
+    ) -> None:
+        super().__init__()
+        self.raw_headers = []
+        self._streams, self._stream_id, self._owner, self._at = streams, stream_id, owner, at
+        # As Starlette's RedirectResponse has it.
+        self._location = quote(str(location), safe=":/%#?=@[]!$&'()*+,;") if location is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_dressed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *self.raw_headers]}
+            await send(message)
+
+        async def serve() -> None:
+            at = self._at(scope)
+            await serve_stream(
+                scope, receive, send_dressed, self._streams, self._stream_id, self._owner, at, self._rendered
+            )
+
+        await _answering(scope, receive, send_dressed, serve())
+        if self.background is not None:
+            await self.background()
+
+    async def _rendered(self, _: Follow) -> Rendering:
+        return Records(self._location)
+
+
 async def _answering(scope: Scope, receive: Receive, send: Send, serving: Any) -> None:
     """Run it; what it raises before it has answered becomes an answer of the usual shape."""
     try:
@@ -161,7 +193,7 @@ async def _answering(scope: Scope, receive: Receive, send: Send, serving: Any) -
         await error_response(NotFound("no such route"))(scope, receive, send)
 
 
-async def _batches(tokens: AsyncGenerator[Yielded, None]) -> AsyncGenerator[list[Chunk] | Finish, None]:
+async def _batches(tokens: AsyncGenerator[Yielded, None]) -> Producer:
     """What the core takes from a producer, out of what a user's generator yields."""
     async with contextlib.aclosing(tokens):
         async for yielded in tokens:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.e2e.playground import LAUNCH_ARGS, gateway
+from midstream.testing.upstream import chat_answer
+from tests.e2e.playground import LAUNCH_ARGS, GatewayProcess, Upstream, gateway
 
 TOLD_GATEWAY = "".join((Path(__file__).parent / name).read_text() for name in ("told_gateway.js", "told_sockets.js"))
 
@@ -22,6 +23,20 @@ def browser(chromium_path: str) -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=chromium_path, args=LAUNCH_ARGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    with Upstream() as upstream:
+        upstream.says(*chat_answer("unasked"))
+        yield upstream
+
+
+@pytest.fixture(scope="module")
+def served(upstream: Upstream) -> Iterator[GatewayProcess]:
+    """A gateway in front of that upstream."""
+    with gateway("--journal", "memory:", "--upstream", upstream.url) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")

@@ -267,6 +267,24 @@ def _body(response: APIResponse) -> dict[str, Any]:
     return response.json()
 
 
+@contextmanager
+def without_complaints() -> Iterator[list[Playground]]:
+    """Takes pages; at the end none may have complained, of the content security policy for one."""
+    opened: list[Playground] = []
+    yield opened
+    for page in opened:
+        page.context.close()
+    assert [page.complaints for page in opened] == [[] for _ in opened]
+
+
+def halfway(page: Playground, upstream: Upstream, prompt: str = "Go on") -> Gate:
+    """Ask, and wait until the page has read the first of two parts; the gate holds the second."""
+    gate = upstream.says_in_two_parts()
+    page.ask(prompt)
+    page.reads("".join(FIRST))
+    return gate
+
+
 def keys_file(directory: Path, lines: Sequence[str]) -> Path:
     path = directory / "keys"
     path.write_text("\n".join(lines) + "\n")

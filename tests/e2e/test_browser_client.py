@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from midstream import cursor
+from midstream.wire import FAILURES, STATUS
 from tests.e2e.conftest import Run
 
 pytestmark = pytest.mark.browser
@@ -143,6 +145,27 @@ def test_a_lasting_refusal_is_raised_at_once_with_its_facts(run: Run, status: in
     result = run(script, [status, body])
     assert result["error"] == {"code": code, "status": status, "body": body, "cause": None}
     assert len(result["asked"]) == 1
+
+
+# What a store's own error says of itself is another thing: the gateway cannot be asked now, and can be later.
+@pytest.mark.parametrize("code", sorted(FAILURES.keys() - STATUS.keys()))
+def test_what_became_of_the_request_at_its_upstream_is_raised_at_once(run: Run, code: str) -> None:
+    """The gateway could be asked; to ask it again would ask the upstream again, for minutes."""
+    body = {"error": code, "detail": "the upstream is not there"}
+    result = run("return read(client([answered(502, argument)]).open({ prompt: 'p' }, impatient()))", body)
+    assert result["error"] == {"code": code, "status": 502, "body": body, "cause": None}
+    assert len(result["asked"]) == 1
+
+
+@pytest.mark.parametrize("body", [{}, {"error": "bad gateway"}, {"error": {"code": "upstream_error"}}], ids=str)
+def test_a_502_of_a_proxys_is_tried_again(run: Run, body: dict[str, Any]) -> None:
+    """It says that the gateway could not be asked."""
+    script = (
+        "return read(client([answered(502, argument), streamed(START + END(2))]).open({ prompt: 'p' }, impatient()))"
+    )
+    result = run(script, body)
+    assert result["seqs"] == [1, 2]
+    assert [it["method"] for it in result["asked"]] == ["POST", "POST"]
 
 
 def test_nothing_left_before_a_terminal_record_is_an_error_and_no_end(run: Run) -> None:

@@ -112,7 +112,14 @@ def test_streams_share_a_socket_and_not_their_fates(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(400, "bad_cursor"), (403, "wrong_stream"), (404, "unknown_stream"), (409, "cursor_expired"), (418, "news")],
+    [
+        (400, "bad_cursor"),
+        (403, "wrong_stream"),
+        (404, "unknown_stream"),
+        (409, "cursor_expired"),
+        (418, "news"),
+        (502, "upstream_unreachable"),
+    ],
 )
 def test_a_lasting_refusal_is_raised_at_once_with_its_facts(run: Run, status: int, code: str) -> None:
     script = """
@@ -327,6 +334,7 @@ def test_a_drop_before_the_first_token_repeats_the_request_under_one_session(run
         ("out_of_range", "CURSOR_EXPIRED", 409),
         ("unauthenticated", "UNAUTHORIZED", 401),
         ("invalid_argument", "BAD_CURSOR", 400),
+        ("aborted", "UPSTREAM_UNREACHABLE", 500),
     ],
 )
 def test_a_lasting_refusal_over_connect_is_raised_at_once(run: Run, status: str, reason: str, http: int) -> None:

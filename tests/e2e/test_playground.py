@@ -21,9 +21,11 @@ from tests.e2e.playground import (
     Playground,
     Upstream,
     gateway,
+    halfway,
     hold,
     hold_sockets,
     keys_file,
+    without_complaints,
 )
 
 pytestmark = pytest.mark.browser
@@ -34,46 +36,29 @@ Open = Callable[..., Playground]
 STAYS_CUT = "?cut=600"
 
 
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[Upstream]:
-    with Upstream() as upstream:
-        upstream.says(*chat_answer("unasked"))
-        yield upstream
-
-
-@pytest.fixture(scope="module")
-def served(upstream: Upstream) -> Iterator[GatewayProcess]:
-    with gateway("--journal", "memory:", "--upstream", upstream.url) as process:
-        yield process
-
-
 @pytest.fixture
 def open_page(browser: Browser, served: GatewayProcess) -> Iterator[Open]:
-    """Opens the page; at the end none may have complained, of the content security policy for one."""
-    opened: list[Playground] = []
+    """Opens the page."""
+    with without_complaints() as opened:
 
-    def open_page(
-        address: str = served.address, *, query: str = STAYS_CUT, width: int = 1280, dark: bool = False
-    ) -> Playground:
-        context = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
-        )
-        opened.append(Playground(context, address, query))
-        return opened[-1]
+        def open_page(
+            address: str = served.address, *, query: str = STAYS_CUT, width: int = 1280, dark: bool = False
+        ) -> Playground:
+            context = browser.new_context(
+                viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
+            )
+            page = Playground(context, address, query)
+            opened.append(page)
+            return page
 
-    yield open_page
-    for playground in opened:
-        playground.context.close()
-    assert [playground.complaints for playground in opened] == [[] for _ in opened]
+        yield open_page
 
 
 def test_text_is_the_journals_after_a_cut_in_mid_answer(open_page: Open, upstream: Upstream) -> None:
     """The part that was written while the reader was away arrives once, and the seam is at its first record."""
-    gate = upstream.says_in_two_parts()
     before = upstream.generations
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     page.click("Cut the connection", reader=1)
     page.is_in("waiting")
     gate.open()
@@ -89,10 +74,8 @@ def test_text_is_the_journals_after_a_cut_in_mid_answer(open_page: Open, upstrea
 
 
 def test_a_cut_reader_comes_back_by_itself(open_page: Open, upstream: Upstream) -> None:
-    gate = upstream.says_in_two_parts()
     page = open_page(query="?cut=0.2")
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     with page.page.expect_request("**/v1/stream/*cursor=*"):
         page.click("Cut the connection", reader=1)
     assert page.seams() == []  # nothing new yet, so nothing to mark
@@ -103,10 +86,8 @@ def test_a_cut_reader_comes_back_by_itself(open_page: Open, upstream: Upstream) 
 
 def test_connection_facts_name_what_was_not_paid_for_again(open_page: Open, upstream: Upstream) -> None:
     """Beside the seam stand the time to the first token after it and the tokens the model need not say again."""
-    gate = upstream.says_in_two_parts()
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     page.click("Cut the connection", reader=1)
     gate.open()
     page.click("Reconnect now", reader=1)
@@ -123,10 +104,8 @@ def test_connection_facts_name_what_was_not_paid_for_again(open_page: Open, upst
 
 
 def test_text_comes_back_after_a_reload_and_goes_on_at_the_exact_token(open_page: Open, upstream: Upstream) -> None:
-    gate = upstream.says_in_two_parts()
     page = open_page()
-    page.ask("A question to remember")
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream, "A question to remember")
     page.click("Reload the page")
     page.reads("".join(FIRST))
     expect(page.page.get_by_role("heading", name="A question to remember")).to_be_visible()
@@ -169,10 +148,8 @@ def test_reload_before_the_first_record_opens_the_same_stream(open_page: Open, u
 
 
 def test_second_reader_has_its_own_position_and_the_same_bytes(open_page: Open, upstream: Upstream) -> None:
-    gate = upstream.says_in_two_parts()
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     page.click("Add a second reader")
     page.reads("".join(FIRST), number=2)
     page.click("Cut the connection", reader=2)
@@ -229,10 +206,8 @@ def test_stop_of_one_stream_leaves_the_next_alone(open_page: Open, upstream: Ups
 
 def test_a_frozen_page_posts_once_and_shows_the_text_once(open_page: Open, upstream: Upstream) -> None:
     """What a phone does to a page in the background, and back."""
-    gate = upstream.says_in_two_parts()
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     session = page.context.new_cdp_session(page.page)
     for _ in range(2):
         session.send("Page.setWebLifecycleState", {"state": "frozen"})
@@ -244,10 +219,8 @@ def test_a_frozen_page_posts_once_and_shows_the_text_once(open_page: Open, upstr
 
 
 def test_ack_is_drawn_and_the_text_stays(open_page: Open, upstream: Upstream) -> None:
-    gate = upstream.says_in_two_parts()
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     page.counts("retained", str(LAST_OF_FIRST))
     page.draws("retained", 1, LAST_OF_FIRST)
     expect(page.page.locator(".tape .region.acked")).to_have_count(0)
@@ -266,10 +239,8 @@ def test_ack_is_drawn_and_the_text_stays(open_page: Open, upstream: Upstream) ->
 
 def test_journal_draws_each_reader_where_it_is(open_page: Open, upstream: Upstream) -> None:
     """The head moves on while a reader is away, and its marker stays."""
-    gate = upstream.says_in_two_parts()
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     page.click("Add a second reader")
     page.reads("".join(FIRST), number=2)
     page.click("Cut the connection", reader=2)
@@ -283,10 +254,8 @@ def test_journal_draws_each_reader_where_it_is(open_page: Open, upstream: Upstre
 
 def test_expired_position_offers_the_snapshot(open_page: Open, upstream: Upstream) -> None:
     """Another reader's ack dropped what this one had not read: an error with two ways out, never a gap."""
-    gate = upstream.says_in_two_parts()
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     page.click("Cut the connection", reader=1)
     gate.open()
     page.counts("retained", str(TERMINAL))
@@ -330,16 +299,34 @@ def test_failure_of_the_upstream_is_shown_with_its_code(open_page: Open, upstrea
     assert page.text() == "".join(FIRST)
 
 
-def test_upstream_that_is_not_there_is_named_while_the_page_tries_again(open_page: Open) -> None:
+def test_upstream_that_is_not_there_is_named_and_asked_again_when_its_user_says(open_page: Open) -> None:
     """The gateway is well, and "connection lost" would send its user looking in the wrong place."""
     with gateway("--journal", "memory:", "--upstream", "http://127.0.0.1:1/v1") as process:
         page = open_page(process.address)
         page.ask()
-        expect(page.reader().locator(".state")).to_have_text("Gateway cannot answer")
-        notice = page.reader().locator(".notice-text")
-        expect(notice).to_contain_text("The upstream at 127.0.0.1:1 cannot be reached")
-        expect(notice).to_contain_text("Trying again")
+        expect(page.reader().locator(".state")).to_have_text("Upstream unreachable")
+        expect(page.reader().locator(".notice-text")).to_contain_text("The upstream at 127.0.0.1:1 cannot be reached")
+        assert page.posts() == 1
+        with page.page.expect_response(lambda response: response.status == 502):
+            page.click("Start again")
+        assert page.posts() == 2
+        expect(page.reader().locator(".state")).to_have_text("Upstream unreachable")
         page.complained_of("502")
+
+
+def test_gateway_that_cannot_answer_now_is_asked_again_and_says_why(open_page: Open, upstream: Upstream) -> None:
+    """A store that is away comes back, and its user has nothing to do."""
+    upstream.says(*chat_answer(*FIRST))
+    page = open_page()
+    away = '{"error":"store_unavailable","detail":"the store is away"}'
+    page.page.route("**/v1/stream", lambda route: route.fulfill(status=503, body=away))
+    page.ask()
+    expect(page.reader().locator(".state")).to_have_text("Gateway cannot answer")
+    expect(page.reader().locator(".notice-text")).to_contain_text("The store is away. Trying again")
+    page.page.unroute("**/v1/stream")
+    page.is_in("done")
+    assert page.text() == "".join(FIRST)
+    page.complained_of("503")
 
 
 def test_page_outlives_a_killed_gateway(open_page: Open, upstream: Upstream, tmp_path: Path) -> None:
@@ -433,10 +420,8 @@ def test_keyboard_alone_asks_cuts_and_reads_the_journal(open_page: Open, upstrea
 
 def test_only_changes_of_state_are_announced(open_page: Open, upstream: Upstream) -> None:
     """A live region on the text would read every token aloud."""
-    gate = upstream.says_in_two_parts()
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     live = page.page.locator("[aria-live], [role=status], [role=log], [role=alert]")
     assert live.count() == 1
     expect(live).to_have_text("Live")

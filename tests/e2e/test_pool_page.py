@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.e2e.playground import WITHIN, GatewayProcess, Playground, gateway, keys_file
+from tests.e2e.playground import WITHIN, GatewayProcess, Playground, gateway, keys_file, without_complaints
 
 pytestmark = pytest.mark.browser
 
@@ -144,22 +144,20 @@ Open = Callable[..., PoolPage]
 
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens the page; at the end none may have complained, of the content security policy for one."""
-    opened: list[PoolPage] = []
+    """Opens the page."""
+    with without_complaints() as opened:
 
-    def open_page(address: str, *, width: int = 1280, dark: bool = False, clock: bool = False) -> PoolPage:
-        context = browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
-        )
-        if clock:
-            context.clock.install()
-        opened.append(PoolPage(context, address, "pool"))
-        return opened[-1]
+        def open_page(address: str, *, width: int = 1280, dark: bool = False, clock: bool = False) -> PoolPage:
+            context = browser.new_context(
+                viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
+            )
+            if clock:
+                context.clock.install()
+            page = PoolPage(context, address, "pool")
+            opened.append(page)
+            return page
 
-    yield open_page
-    for page in opened:
-        page.context.close()
-    assert [page.complaints for page in opened] == [[] for _ in opened]
+        yield open_page
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from tests.e2e.playground import (
     GatewayProcess,
     Playground,
     Upstream,
-    gateway,
+    halfway,
+    without_complaints,
 )
 
 pytestmark = pytest.mark.browser
@@ -31,35 +32,19 @@ WIRES = {"WebSocket": "/v1/ws", "Connect": "/inference.InferenceService/Generate
 OVER = [name for name in WIRES if name != "Server-sent events"]
 
 
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[Upstream]:
-    with Upstream() as upstream:
-        upstream.says(*chat_answer("unasked"))
-        yield upstream
-
-
-@pytest.fixture(scope="module")
-def served(upstream: Upstream) -> Iterator[GatewayProcess]:
-    with gateway("--journal", "memory:", "--upstream", upstream.url) as process:
-        yield process
-
-
 @pytest.fixture
 def open_page(browser: Browser, served: GatewayProcess) -> Iterator[Open]:
-    """Opens the page with a transport chosen; at the end none may have complained."""
-    opened: list[Playground] = []
+    """Opens the page with a transport chosen."""
+    with without_complaints() as opened:
 
-    def open_page(wire: str = "") -> Playground:
-        page = Playground(browser.new_context(), served.address, "?cut=600")
-        opened.append(page)
-        if wire:
-            choose(page, wire)
-        return page
+        def open_page(wire: str = "") -> Playground:
+            page = Playground(browser.new_context(), served.address, "?cut=600")
+            opened.append(page)
+            if wire:
+                choose(page, wire)
+            return page
 
-    yield open_page
-    for playground in opened:
-        playground.context.close()
-    assert [playground.complaints for playground in opened] == [[] for _ in opened]
+        yield open_page
 
 
 def choose(page: Playground, wire: str) -> None:
@@ -100,11 +85,9 @@ def test_text_is_the_journals_after_a_cut_in_mid_answer(open_page: Open, upstrea
 
 def test_transport_is_switched_in_mid_answer(open_page: Open, upstream: Upstream) -> None:
     """From one to the next and back: each goes on at the exact token."""
-    gate = upstream.says_in_two_parts()
     before = upstream.generations
     page = open_page()
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     for wire in WIRES:
         choose(page, wire)
         page.is_in("live")
@@ -121,11 +104,9 @@ def test_transport_is_switched_in_mid_answer(open_page: Open, upstream: Upstream
 @pytest.mark.parametrize("wire", WIRES)
 def test_closing_the_tab_in_mid_answer_stops_nothing(open_page: Open, upstream: Upstream, wire: str) -> None:
     """I6: the answer is whole when another page asks for it."""
-    gate = upstream.says_in_two_parts()
     left = upstream.abandoned
     page = open_page(wire)
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     state = page.get("state")
     page.page.close()
     gate.open()
@@ -148,11 +129,9 @@ def expect_ended(page: Playground, url: str) -> None:
 
 @pytest.mark.parametrize("wire", OVER)
 def test_text_comes_back_after_a_reload_over_the_same_transport(open_page: Open, upstream: Upstream, wire: str) -> None:
-    gate = upstream.says_in_two_parts()
     before = upstream.generations
     page = open_page(wire)
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     page.page.reload()
     page.reads("".join(FIRST))
     page.is_in("live")
@@ -166,10 +145,8 @@ def test_text_comes_back_after_a_reload_over_the_same_transport(open_page: Open,
 @pytest.mark.parametrize("wire", OVER)
 def test_ack_is_drawn_and_the_rest_still_comes(open_page: Open, upstream: Upstream, wire: str) -> None:
     """The trimmed part of the journal, as the ack arrives."""
-    gate = upstream.says_in_two_parts()
     page = open_page(wire)
-    page.ask()
-    page.reads("".join(FIRST))
+    gate = halfway(page, upstream)
     page.click("Ack what I have read")
     page.counts("acked", str(LAST_OF_FIRST))
     page.draws("acked", 1, LAST_OF_FIRST)

@@ -225,7 +225,7 @@ export class Reader {
       const onPurpose = this.#cutting;
       if (onPurpose) this.#nextKind = this.#switching ? "switch" : "cut";
       this.#cutting = this.#switching = false;
-      // Where the gateway has answered it has said what is wrong, such as an upstream that is not there.
+      // Where the gateway has answered it has said what is wrong, such as a store that is away.
       const message = cause?.status ? cause.message : undefined;
       this.#turn({ name: "waiting", delayMs, onPurpose, code: cause?.code, message });
     } else {

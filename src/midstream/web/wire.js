@@ -1,6 +1,23 @@
 // @ts-check
 /** What every transport of the browser client needs: its errors, and the cursor. */
 
+/** What becomes of a request behind the gateway, which could be asked. Asked again it would ask there again. */
+const FAILURES = new Set([
+  "writer_lost",
+  "upstream_unreachable",
+  "upstream_timeout",
+  "upstream_truncated",
+  "upstream_lost",
+  "upstream_malformed",
+  "upstream_too_large",
+  "upstream_error",
+  "producer_error",
+  "ChatStreamDiverged",
+  "pool_faulted",
+  "pool_expired",
+  "pool_cancelled",
+]);
+
 /**
  * Every failure this module throws. `code` is the gateway's own code where it sent one; else
  * `unreachable`, `interrupted`, `silent` or `not_a_stream` (these four are retried before they are thrown,
@@ -24,6 +41,7 @@ export class MidstreamError extends Error {
 
   /** Whether another connection with the same position may do better. */
   get retryable() {
+    if (FAILURES.has(this.code)) return false;
     const transient = ["unreachable", "interrupted", "silent", "not_a_stream"].includes(this.code);
     return transient || this.status === 408 || this.status === 429 || this.status >= 500;
   }

@@ -59,6 +59,7 @@ const REFUSALS = {
   unauthorized: { state: "Key needed", text: "Enter an API key above to go on." },
   gave_up: { state: "Gateway unreachable", text: "The gateway did not answer after several tries." },
   unreachable: { state: "Gateway unreachable", text: "The gateway does not answer." },
+  upstream_unreachable: { state: "Upstream unreachable" },
 };
 
 /** A longer word about a state that calls for one, or null. @param {Reader} reader */
@@ -72,7 +73,7 @@ export function noticeText({ phase, seq }) {
   if (phase.code === "cursor_expired" || phase.code === "cursor_ahead") {
     return `${phase.message} This reader is at ${seq}, and going on from elsewhere would be a gap.`;
   }
-  return REFUSALS[phase.code ?? ""]?.text ?? phase.message ?? null;
+  return REFUSALS[phase.code ?? ""]?.text ?? (phase.message ? sentence(phase.message) : null);
 }
 
 const CAUSES = { open: "start", cut: "cut", lost: "loss", reload: "reload", snapshot: "snapshot", switch: "switch" };
