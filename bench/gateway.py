@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import uvloop
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bench.ticker import Ticker, chunk_text, now_us
 from midstream.codec import native
 from midstream.journal.base import Journal
-from midstream.records import Chunk, Finish
+from midstream.records import Chunk, Producer
 from midstream.server.app import Gateway
 from midstream.server.auth import OPEN_OWNER
 from midstream.server.serving import serve
@@ -41,7 +40,7 @@ class Feed:
         if self._asked is not None and not self._asked.done():
             self._asked.set_result(None)
 
-    async def produce(self, _: str) -> AsyncIterator[list[Chunk] | Finish]:
+    async def produce(self, _: str) -> Producer:
         loop = asyncio.get_running_loop()
         while True:
             if not self._chunks:
@@ -176,6 +175,7 @@ def main() -> None:
                 pool=given.pool,
                 heartbeat=given.heartbeat,
                 max_streams_per_owner=20_000,
+                max_jobs_per_owner=1_000_000,
                 max_streams=20_000,
                 drain=0.1,
             )

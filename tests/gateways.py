@@ -256,6 +256,16 @@ async def wire(gateway: RunningGateway) -> AsyncIterator[Wire]:
             pass
 
 
+async def heard(reader: aiohttp.ClientResponse, text: bytes) -> bytes:
+    """What arrives until this text does."""
+    body = b""
+    while text not in body:
+        part = await soon(reader.content.readany())
+        assert part, body
+        body += part
+    return body
+
+
 def router_of(gateway: Gateway) -> Any:
     """The routes behind the guard."""
     return gateway.app._app._router  # type: ignore[attr-defined]  # what it is made of is nobody's business but this test's

@@ -20,13 +20,12 @@ from midstream.pool.sweep import Sweep, recover
 from midstream.producers.openai import Upstreams
 from midstream.producers.pool import PoolSource, shown
 from midstream.producers.sources import ModelSources
-from midstream.records import Page, StreamState
+from midstream.records import Page, Producer, StreamState
 from midstream.server.proceed import proceed
 from midstream.streams import Streams
 from midstream.testing.clock import ManualClock
 from midstream.testing.patience import eventually, soon, until
 from midstream.transports.asking import asked, open_stream
-from midstream.writer import Producer
 
 OWNER = "ada"
 KEY = b"digest of bob's key"
@@ -49,7 +48,7 @@ class House:
         self.streams = Streams(self.journal, clock, proceed=self._proceed)
         self.source = PoolSource(self.pool, self.has_ended)
         self.sources = ModelSources(Upstreams([]), (), self.source)
-        self._sweep = Sweep(self.pool, clock, self.has_ended)
+        self._sweep = Sweep(self.pool, self.has_ended)
 
     async def _proceed(self, state: StreamState) -> Producer | None:
         return await proceed(self.streams, self.sources, state)

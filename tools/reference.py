@@ -39,7 +39,7 @@ Secrets are no flags of the gateway, since a flag shows in the list of processes
 |---|---|
 | `MIDSTREAM_UPSTREAM_KEY` | the key that is sent to every upstream |
 | `MIDSTREAM_UPSTREAM_KEY_1`, `_2`, … | the key of one upstream, in the order of `--upstream`, instead of that |
-| `MIDSTREAM_GATEWAY` | the gateway that the terminal's own commands (`generate`, `inspect`) ask; `--gateway` wins |
+| `MIDSTREAM_GATEWAY` | the gateway that the other commands (`generate`, `inspect`, `worker`) ask; `--gateway` wins |
 | `MIDSTREAM_KEY` | the key that they send to it; `--key` wins |
 
 A caller's key is never passed on to an upstream.

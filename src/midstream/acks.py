@@ -29,9 +29,10 @@ class Acks:
             self._late.add(state.meta.stream_id)
         return state
 
-    def stepping(self, stream_id: str) -> bool:
-        """Whether an ack is being taken step by step just now."""
-        return stream_id in self._steps
+    @property
+    def under_way(self) -> bool:
+        """Whether any ack is being taken step by step just now: where none is, nobody has to wait for it."""
+        return bool(self._steps)
 
     async def between_steps(self, stream_id: str) -> None:
         """Return when a reader may be let in: during a step it would be measured by what is about to go."""

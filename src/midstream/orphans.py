@@ -13,9 +13,8 @@ from collections.abc import Awaitable, Callable
 from midstream.codec import native
 from midstream.errors import MidstreamError, ProducerFailed, StoreUnavailable
 from midstream.journal.base import WRITER_LOST, Journal, Orphan
-from midstream.records import StreamState
+from midstream.records import Producer, StreamState
 from midstream.wire import MOST_TAKEOVERS
-from midstream.writer import Producer
 
 _log = logging.getLogger("midstream")
 

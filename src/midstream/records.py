@@ -7,6 +7,7 @@ and be encoded again per reader.  Seq, event and JSON are cut back out of the fr
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -67,6 +68,12 @@ class Finish:
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
     more: dict[str, Any] | None = None
+
+
+# What a source yields of a generation.  An empty list says that the source has accepted the request, though it has said
+# nothing yet.  It ends by yielding a Finish; it raises ProducerFailed; anything else it raises is a fault of ours or of
+# the library's user, and is told as `producer_error`.
+Producer = AsyncGenerator[list[Chunk] | Finish, None]
 
 
 class StreamMeta(NamedTuple):

@@ -57,16 +57,16 @@ class Counters:
 
     def state(self, meta: StreamMeta) -> StreamState:
         return StreamState(
-            meta,
-            self.status,
-            self.epoch,
-            self.highest,
-            self.oldest,
-            self.acked,
-            self.trimmed,
-            self.retained_bytes,
-            self.last_access,
-            self.ended_at,
+            meta=meta,
+            status=self.status,
+            epoch=self.epoch,
+            highest_seq=self.highest,
+            oldest_retained_seq=self.oldest,
+            acked_seq=self.acked,
+            trimmed_seq=self.trimmed,
+            retained_bytes=self.retained_bytes,
+            last_access=self.last_access,
+            ended_at=self.ended_at,
         )
 
 

@@ -24,9 +24,10 @@ from midstream.follow import Follow, Turn
 from midstream.journal.base import Journal
 from midstream.orphans import Orphans, Proceed
 from midstream.pulse import Pulse, attend
-from midstream.records import Fold, Frame, StreamMeta, StreamState
+from midstream.records import Fold, Frame, Producer, StreamMeta, StreamState
+from midstream.turns import in_steps
 from midstream.wire import CANCELLED, OPEN, SWEEP_EVERY, CancelReason
-from midstream.writer import Producer, Starts, Writer
+from midstream.writer import Starts, Writer
 
 _log = logging.getLogger("midstream")
 
@@ -273,7 +274,7 @@ class Streams:
             # First: an ack elsewhere must not trim what was found here a moment ago.
             lowest = self.lowest(stream_id)
             await self.journal.hold(stream_id, after if lowest is None else min(after, lowest))
-        if self._acks.stepping(stream_id):
+        if self._acks.under_way:
             await self._acks.between_steps(stream_id)
         state = await self.owned(stream_id, owner)
         rules.honour(state, after)
@@ -357,9 +358,8 @@ class Streams:
     async def answer(self, stream_id: str, owner: str) -> Answer:
         """The whole answer so far, taken at one instant."""
         fold, frames, state = await self.kept(stream_id, owner)
-        for at in range(0, len(frames), _FOLD_STEP):
-            rules.fold(fold, frames[at : at + _FOLD_STEP])
-            await asyncio.sleep(0)
+        async for some in in_steps(frames, _FOLD_STEP):
+            rules.fold(fold, some)
         return Answer(fold, state, frames)
 
     async def heard(self, stream_id: str, seconds: float) -> None:

@@ -187,9 +187,11 @@ POOL_BYTES_PER_TOKEN: Final = 16
 # What is kept of a request's progress: so many entries, for so many seconds after the last.
 POOL_PROGRESS_KEPT: Final = 4000
 POOL_PROGRESS_TERM: Final = 900
-# Lost generations that fail a request; seconds after which one that nobody took expires.
+# Lost generations that fail a request; seconds after which one that nobody took expires, and for which one that has
+# ended can still be asked for.
 POOL_MOST_FAULTS: Final = 3
 POOL_REQUEST_TERM: Final = 1200
+POOL_REQUEST_KEPT: Final = 1200
 # The least tokens that a generation is paid for, and the characters that make a token.
 POOL_FLOOR_TOKENS: Final = 20
 POOL_CHARS_PER_TOKEN: Final = 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import TypeVar
 
@@ -19,16 +19,11 @@ from midstream.codec import native
 from midstream.codec.text import Mender
 from midstream.errors import MidstreamError, ProducerFailed, StoreUnavailable, UnknownStream, WriterError
 from midstream.journal.base import Journal
-from midstream.records import Chunk, Finish, Frame, StreamMeta, within
+from midstream.records import Chunk, Finish, Frame, Producer, StreamMeta, within
 from midstream.wire import SLICE_BYTES, SLICE_FRAMES, STORE_PATIENCE
 
 _log = logging.getLogger("midstream")
 _How = TypeVar("_How")
-
-# What a producer is to the core.  An empty list says that its source has accepted the request, though it has said
-# nothing yet.  It ends by yielding a Finish; it raises ProducerFailed; anything else it raises is a fault of ours or of
-# the library's user, and is told as `producer_error`.
-Producer = AsyncIterator[list[Chunk] | Finish]
 
 
 class _Superseded(Exception):
@@ -120,7 +115,7 @@ class Writer:
             _log.error("stream %s could not be ended: %s", self.meta.stream_id, failure)
 
     async def _write_all(self) -> None:
-        async with aclosing(self._produce) as batches:  # type: ignore[type-var]  # producers are async generators
+        async with aclosing(self._produce) as batches:
             async for batch in batches:
                 self.heard.set()
                 if isinstance(batch, Finish):

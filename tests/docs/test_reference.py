@@ -69,7 +69,17 @@ def flags() -> set[str]:
 
 
 # Of curl, timeout, mypy and our own tools.
-OTHERS = {"--fail-with-body", "--signal", "--strict", "--check", "--timeout-graceful-shutdown"}
+OTHERS = {
+    "--fail-with-body",
+    "--signal",
+    "--strict",
+    "--check",
+    "--timeout-graceful-shutdown",
+    "--retry",
+    "--retry-connrefused",
+    "--retry-delay",
+    "--rm",
+}
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

@@ -18,7 +18,7 @@ from midstream.testing.gateway import RunningGateway
 from midstream.testing.patience import soon, until
 from midstream.testing.transport_dial import ADA, KEYS
 from midstream.wire import GRPC_SERVICE, H_STREAM_ID, SEND_STALL
-from tests.gateways import Http, Site, site, wire
+from tests.gateways import Http, Site, Wire, site, wire
 from tests.integration.test_grpc_process import buf
 
 PATH = f"/{GRPC_SERVICE}"
@@ -310,25 +310,30 @@ async def test_a_deadline_ends_the_call_and_not_the_generation(name: str) -> Non
         assert [json.loads(data).get("token") for _, data in envelopes(rest)] == ["b", None, None]
 
 
+async def drop_who_takes_nothing(here: Site, stuck: Wire) -> None:
+    """One call whose peer takes nothing of all that is said, until it is let go."""
+    response, puppet, stream_id = await begun(here)
+    body = asked(CONNECT, session_id="demo")
+    lines = (f"Content-Type: {CONNECT}", f"Content-Length: {len(body)}")
+    stuck.request("POST", f"{PATH}/Generate", *lines, body=body)
+    await stuck.head()
+    response.close()
+    await here.gateway.idle(stream_id)
+    [follow] = here.gateway.readers(stream_id)
+    while follow.waiting:
+        await puppet.say(*["x" * 200_000] * 10)
+        await asyncio.sleep(0)
+    await here.gateway.streams.pulse(0.0)
+    await here.gateway.streams.pulse(SEND_STALL)
+    await here.gateway.unread(stream_id)
+    await puppet.finish()
+
+
 async def test_a_peer_that_takes_nothing_is_dropped_and_leaves_no_handler() -> None:
     """Its connection ends; neither its task nor its reader stays."""
     async with site() as here, wire(here.gateway) as stuck:
         before = len(asyncio.all_tasks())
-        response, puppet, stream_id = await begun(here)
-        body = asked(CONNECT, session_id="demo")
-        lines = (f"Content-Type: {CONNECT}", f"Content-Length: {len(body)}")
-        stuck.request("POST", f"{PATH}/Generate", *lines, body=body)
-        await stuck.head()
-        response.close()
-        await here.gateway.idle(stream_id)
-        [follow] = here.gateway.readers(stream_id)
-        while follow.waiting:
-            await puppet.say(*["x" * 200_000] * 10)
-            await asyncio.sleep(0)
-        await here.gateway.streams.pulse(0.0)
-        await here.gateway.streams.pulse(SEND_STALL)
-        await here.gateway.unread(stream_id)
-        await puppet.finish()
+        await drop_who_takes_nothing(here, stuck)
         await until(lambda: len(asyncio.all_tasks()) <= before, "the handler to go")
 
 
@@ -353,21 +358,7 @@ async def test_another_server_than_ours_carries_it_too() -> None:
         return app
 
     async with site(around=hiding) as here, wire(here.gateway) as stuck:
-        response, puppet, stream_id = await begun(here)
-        body = asked(CONNECT, session_id="demo")
-        lines = (f"Content-Type: {CONNECT}", f"Content-Length: {len(body)}")
-        stuck.request("POST", f"{PATH}/Generate", *lines, body=body)
-        await stuck.head()
-        response.close()
-        await here.gateway.idle(stream_id)
-        [follow] = here.gateway.readers(stream_id)
-        while follow.waiting:
-            await puppet.say(*["x" * 200_000] * 10)
-            await asyncio.sleep(0)
-        await here.gateway.streams.pulse(0.0)
-        await here.gateway.streams.pulse(SEND_STALL)
-        await here.gateway.unread(stream_id)
-        await puppet.finish()
+        await drop_who_takes_nothing(here, stuck)
 
 
 # --- clients that are not ours ---------------------------------------------------------------------------------------

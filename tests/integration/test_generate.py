@@ -225,7 +225,7 @@ async def test_a_cancelled_and_a_failed_answer_end_with_their_codes(gateway: Run
         await client.cancel((await only_stream(gateway))["stream_id"])
     code, _, err = await finish(cancelled)
     assert code == exits.CANCELLED
-    assert "cancelled (client): 2 tokens" in err
+    assert "cancelled (client): 2 chunks in " in err
 
     failed = await start("generate", "hi", "--gateway", gateway.address)
     puppet = await gateway.puppets.next()

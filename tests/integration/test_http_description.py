@@ -28,11 +28,6 @@ async def here(tmp_path: Path) -> AsyncIterator[Site]:
         yield running
 
 
-@pytest.fixture
-def ada(here: Site) -> Http:
-    return here.http.keyed(ADA)
-
-
 # --- OpenAPI ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from midstream.testing.transport_dial import ADA, BOB, KEYS
+from midstream.testing.transport_dial import ADA, BOB
 from midstream.wire import SESSION_COOKIE, SESSION_TERM
 from tests.gateways import Http, Site, cursor, site
 
@@ -29,28 +29,11 @@ VERBS = (
 )
 
 
-@pytest.fixture
-def keys_file(tmp_path: Path) -> Path:
-    path = tmp_path / "keys"
-    path.write_text(KEYS)
-    return path
-
-
 @pytest_asyncio.fixture
 async def here(keys_file: Path) -> AsyncIterator[Site]:
     """A gateway with the keys of Ada and Bob."""
     async with site(keys_file=str(keys_file)) as running:
         yield running
-
-
-@pytest.fixture
-def ada(here: Site) -> Http:
-    return here.http.keyed(ADA)
-
-
-@pytest.fixture
-def bob(here: Site) -> Http:
-    return here.http.keyed(BOB)
 
 
 async def test_stream_of_another_owner_does_not_exist_on_any_route(here: Site, ada: Http, bob: Http) -> None:

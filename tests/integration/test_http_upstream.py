@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 
@@ -31,7 +30,7 @@ from midstream.testing.upstream import (
     error_body,
 )
 from midstream.wire import H_STREAM_ID
-from tests.gateways import Http, Site, client, site
+from tests.gateways import Http, Site, client, heard, site
 
 
 @pytest_asyncio.fixture
@@ -40,25 +39,9 @@ async def upstream() -> AsyncIterator[MisbehavingUpstream]:
         yield running
 
 
-@pytest_asyncio.fixture
-async def here(upstream: MisbehavingUpstream) -> AsyncIterator[Site]:
-    async with site(upstream=(upstream.url,)) as running:
-        yield running
-
-
 def records(body: bytes) -> list[tuple[str, dict[str, Any]]]:
     """Event and data of each record."""
     return [(event.decode(), json.loads(data)) for event, data in re.findall(rb"event: (\w+)\ndata: (.*)\n\n", body)]
-
-
-async def heard(reader: aiohttp.ClientResponse, text: bytes) -> bytes:
-    """What arrives until this text does."""
-    body = b""
-    while text not in body:
-        part = await soon(reader.content.readany())
-        assert part, body
-        body += part
-    return body
 
 
 async def test_answer_passes_through(here: Site, upstream: MisbehavingUpstream) -> None:

@@ -15,9 +15,11 @@ import pytest
 import pytest_asyncio
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 
 from midstream import Chunk, Cursor, Finish, Limits, Midstream, ProducerFailed
 from midstream.codec.sse import Decoder, Event
@@ -73,25 +75,36 @@ class Site:
         self.streams = streams
         self.teller = Teller()
         self.address = ""
+        self.places = False  # whether its answers say where they are resumed
+        self.served: list[str] = []
         self.opened: list[aiohttp.ClientResponse] = []
         self.session: aiohttp.ClientSession
         self.app = Starlette(
             routes=[
                 Route("/ask", self._ask, methods=["POST"]),
-                Route("/ask/{stream_id}", self._resume),
+                Route("/ask/{stream_id}", self._resume, name="resume"),
                 Mount("/midstream", streams.asgi(owner_of)),
+                Mount("/of/{team}", routes=[Mount("/streams", streams.asgi(owner_of))]),
             ],
             lifespan=streams.lifespan,
         )
 
-    async def _ask(self, request: Request) -> Any:
+    def _place(self, request: Request, stream_id: str) -> Any:
+        return request.url_for("resume", stream_id=stream_id) if self.places else None
+
+    async def _ask(self, request: Request) -> Response:
         owner = owner_of(request.scope)
         name = request.headers.get("idempotency-key")
         stream_id = await self.streams.open(self.teller.tokens(), owner=owner, name=name)
-        return self.streams.response(stream_id, owner=owner)
+        response = self.streams.response(stream_id, owner=owner, location=self._place(request, stream_id))
+        response.set_cookie("last", stream_id)
+        response.background = BackgroundTask(self.served.append, stream_id)
+        return response
 
-    async def _resume(self, request: Request) -> ASGIApp:
-        return self.streams.resume(request.path_params["stream_id"], owner=owner_of(request.scope))
+    async def _resume(self, request: Request) -> Response:
+        stream_id = request.path_params["stream_id"]
+        owner = owner_of(request.scope)
+        return self.streams.resume(stream_id, owner=owner, location=self._place(request, stream_id))
 
     async def open(self, method: str, path: str, user: str = "ada", **more: Any) -> aiohttp.ClientResponse:
         headers = {"X-User": user} | more.pop("headers", {})
@@ -114,9 +127,11 @@ class Site:
 
 
 @asynccontextmanager
-async def serving(site: Site) -> AsyncIterator[Site]:
+async def serving(site: Site, root_path: str = "") -> AsyncIterator[Site]:
     """On uvicorn as it comes, without anything of the gateway's server."""
-    server = uvicorn.Server(uvicorn.Config(site.app, lifespan="on", log_config=None, timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(site.app, root_path=root_path, lifespan="on", log_config=None, timeout_graceful_shutdown=5)
+    )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         site.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         running = asyncio.create_task(server.serve([listener]))
@@ -288,6 +303,60 @@ async def test_the_native_contract_can_be_mounted(site: Site) -> None:
     assert (nobody.status, await nobody.json()) == (401, {"error": "unauthorized"})
     create = await site.open("POST", "/midstream/v1/stream", json={"prompt": "x"})
     assert (create.status, (await create.json())["error"]) == (404, "not_found")
+
+
+async def test_a_mounted_route_says_where_it_is_itself(site: Site) -> None:
+    """Below whatever the app is mounted at, in either format, as a path that can be asked for as it stands."""
+    stream_id = await site.told()
+    for mounted in ("/midstream", "/of/ops%20%26%20%C3%BC/streams"):
+        for query in ("", "?format=openai"):
+            more = "&" if query else "?"
+            answer = await site.open("GET", f"{mounted}/v1/stream/{stream_id}{query}{more}from=start")
+            place = answer.headers["Location"]
+            assert place == f"{mounted}/v1/stream/{stream_id}{query}"
+            again = await site.open("GET", f"{place}{more}from=start")
+            told, told_again = [events(await soon(one.read())) for one in (answer, again)]
+            assert [event.data for event in told_again] == [event.data for event in told]
+
+
+async def test_a_mounted_route_counts_what_a_proxy_has_cut_off() -> None:
+    """A reader behind it must be told the path that the proxy knows."""
+    async with serving(Site(Midstream()), root_path="/api") as site:
+        stream_id = await site.told()
+        answer = await site.open("GET", f"/midstream/v1/stream/{stream_id}?from=start")
+        assert answer.headers["Location"] == f"/api/midstream/v1/stream/{stream_id}"
+
+
+async def test_an_answer_of_the_apps_own_names_no_route_of_the_gateways(site: Site) -> None:
+    """It has none; where it says itself where it resumes, that is told, and goes on."""
+    site.teller.tell_all()
+    stream_id, answer = await site.ask()
+    resumed = await site.open("GET", f"/ask/{stream_id}?from=start")
+    assert "Location" not in answer.headers
+    assert "Location" not in resumed.headers
+    site.places = True
+    site.teller = Teller()
+    site.teller.tell_all()
+    stream_id, answer = await site.ask()
+    place = answer.headers["Location"]
+    assert place == f"{site.address}/ask/{stream_id}"
+    resumed = await soon(site.session.get(place, headers={"X-User": "ada", "Last-Event-ID": "3"}))
+    assert resumed.headers["Location"] == place
+    assert texts(await soon(resumed.read())) == WORDS[2:]
+
+
+async def test_an_answer_is_a_response_like_any_other(site: Site) -> None:
+    """FastAPI makes JSON of whatever is none; what is set on it is sent, and its background runs once it is over."""
+    assert isinstance(site.streams.response("x", owner="ada"), Response)
+    assert isinstance(site.streams.resume("x", owner="ada"), Response)
+    stream_id, answer = await site.ask()
+    assert answer.cookies["last"].value == stream_id
+    assert answer.headers.getall("Content-Type") == ["text/event-stream; charset=utf-8"]
+    assert "Content-Length" not in answer.headers
+    assert site.served == []
+    site.teller.tell_all()
+    await soon(answer.read())
+    await until(lambda: site.served == [stream_id], "the background task")
 
 
 async def test_the_app_ends_its_streams_with_itself() -> None:

@@ -47,7 +47,7 @@ from midstream.testing.upstream import (
     completion_event,
     error_body,
 )
-from midstream.transports import openai_chat
+from midstream.transports import openai_errors
 from tests.gateways import Site, site
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -59,18 +59,6 @@ async def sdk(address: str, key: str = "none") -> AsyncIterator[AsyncOpenAI]:
     """The official client, which repeats nothing by itself here."""
     async with AsyncOpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=30) as client:
         yield client
-
-
-@pytest_asyncio.fixture
-async def upstream() -> AsyncIterator[MisbehavingUpstream]:
-    async with MisbehavingUpstream(FAULTS) as running:
-        yield running
-
-
-@pytest_asyncio.fixture
-async def here(upstream: MisbehavingUpstream) -> AsyncIterator[Site]:
-    async with site(upstream=(upstream.url,)) as running:
-        yield running
 
 
 @pytest_asyncio.fixture
@@ -397,7 +385,7 @@ async def test_headers_wait_so_long_and_no_longer(
     """Then a refusal comes inside the stream."""
     refuse = asyncio.Event()
     upstream.script("m", Script([Pause(refuse), Status(400, body=error_body("too long"))]))
-    monkeypatch.setattr(openai_chat, "STATUS_PATIENCE", 0.05)
+    monkeypatch.setattr(openai_errors, "STATUS_PATIENCE", 0.05)
     stream = await streamed(client, "m")
     refuse.set()
     with pytest.raises(APIError, match="too long") as caught:

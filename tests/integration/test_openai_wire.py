@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from openai.lib.streaming.chat import ChatCompletionStreamState
@@ -26,7 +25,6 @@ from midstream.testing.patience import soon, until
 from midstream.testing.transport_dial import ADA, KEYS
 from midstream.testing.upstream import (
     DONE,
-    FAULTS,
     MisbehavingUpstream,
     Script,
     Stall,
@@ -36,23 +34,11 @@ from midstream.testing.upstream import (
 )
 from midstream.transports.openai_chat import ChatRendering
 from midstream.wire import H_STREAM_ID
-from tests.gateways import Answer, Http, Site, cursor, site
+from tests.gateways import Answer, Http, Site, cursor, heard, site
 from tests.valkeys import shared
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
-
-
-@pytest_asyncio.fixture
-async def upstream() -> AsyncIterator[MisbehavingUpstream]:
-    async with MisbehavingUpstream(FAULTS) as running:
-        yield running
-
-
-@pytest_asyncio.fixture
-async def here(upstream: MisbehavingUpstream) -> AsyncIterator[Site]:
-    async with site(upstream=(upstream.url,)) as running:
-        yield running
 
 
 @pytest_asyncio.fixture
@@ -199,16 +185,6 @@ async def test_a_live_stream_is_followed_in_this_format(puppeteer: Site) -> None
     assert "Content-Length" not in reader.headers
 
 
-async def heard(reader: aiohttp.ClientResponse, text: bytes) -> bytes:
-    """What arrives until this text does."""
-    body = b""
-    while text not in body:
-        part = await soon(reader.content.readany())
-        assert part, body
-        body += part
-    return body
-
-
 async def test_middleware_around_changes_nothing(upstream: MisbehavingUpstream) -> None:
     """Where the server's own way past it is closed: the same events, one by one, and the same last words."""
     upstream.script("m", Script([chat_event("Hel"), Stall()]))
@@ -284,7 +260,9 @@ async def test_positions_are_refused_as_ever(puppeteer: Site) -> None:
 
 def test_last_words_are_an_error_without_a_position() -> None:
     """Whatever ended the connection before the answer: an official client raises, and nobody moves on."""
-    rendering = ChatRendering("abc", ChatEvents(Style(StreamMeta("abc", "ada", "m", 1.0, 600.0))))
+    rendering = ChatRendering(
+        "/v1/stream/abc?format=openai", ChatEvents(Style(StreamMeta("abc", "ada", "m", 1.0, 600.0)))
+    )
     for error, code in ((None, "interrupted"), (CursorExpired(7), "cursor_expired"), (StoreUnavailable("x"), None)):
         [event] = events(rendering.interrupted(error))
         assert event.id is None

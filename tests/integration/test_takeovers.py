@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
-from midstream.records import Chunk, Finish, Record, StreamState
+from midstream.records import Chunk, Producer, Record, StreamState
 from midstream.streams import Streams
 from midstream.testing.journal_writer import read_all
 from midstream.testing.patience import until
 from midstream.wire import MOST_TAKEOVERS
-from midstream.writer import Producer
 from tests.sharing import Processes, processes
 from tests.valkeys import QUICK, redis_journal
 
 
-async def _says_once(text: str) -> AsyncIterator[list[Chunk] | Finish]:
+async def _says_once(text: str) -> Producer:
     yield [Chunk(text)]
     await asyncio.Event().wait()
 

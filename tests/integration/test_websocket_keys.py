@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from websockets.exceptions import InvalidStatus
 
-from midstream.testing.transport_dial import ADA, BOB, KEYS
+from midstream.testing.transport_dial import ADA, BOB
 from midstream.testing.ws_dial import dialled
 from midstream.transports import websocket
 from midstream.wire import SESSION_COOKIE, SESSION_TERM, WS_CLOSE
@@ -31,22 +31,10 @@ VERBS: list[tuple[str, dict[str, int]]] = [
 ]
 
 
-@pytest.fixture
-def keys_file(tmp_path: Path) -> Path:
-    path = tmp_path / "keys"
-    path.write_text(KEYS)
-    return path
-
-
 @pytest_asyncio.fixture
 async def here(keys_file: Path) -> AsyncIterator[Site]:
     async with site(keys_file=str(keys_file)) as running:
         yield running
-
-
-@pytest.fixture
-def ada(here: Site) -> Http:
-    return here.http.keyed(ADA)
 
 
 async def turned_away(peer: Peer) -> None:

@@ -9,6 +9,7 @@ MidstreamError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -26,6 +27,7 @@ HEARTBEATS_MISSED = 3
 # How much of an answer that is not a stream is read, in bytes.
 MAX_ANSWER = 16 * 1024 * 1024
 _QUOTED = 200  # characters of a foreign body that go into a message
+_TITLE = re.compile(r"<title[^>]*>([^<]+)", re.IGNORECASE)
 
 
 class Unreachable(MidstreamError):
@@ -101,10 +103,17 @@ def error_of(answer: Answer) -> MidstreamError:
 
 
 def _unnamed(answer: Answer, told: str) -> MidstreamError:
-    told = told or answer.body[: 4 * _QUOTED].decode("utf-8", "replace").strip()[:_QUOTED]
+    told = told or _quoted(answer)
     detail = f"status {answer.status}" + (f": {told}" if told else "")
     facts = {"status": answer.status}
     return Unreachable(detail, **facts) if answer.worth_retrying else UnexpectedAnswer(detail, **facts)
+
+
+def _quoted(answer: Answer) -> str:
+    """The beginning of a foreign body; of a page its title."""
+    text = answer.body[: 20 * _QUOTED].decode("utf-8", "replace")
+    title = _TITLE.search(text)
+    return (title[1] if title is not None else text[: 4 * _QUOTED]).strip()[:_QUOTED]
 
 
 def object_in(answer: Answer) -> dict[str, Any]:

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import random
+import re
 import socket
+import ssl
 import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http.client import BadStatusLine
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -246,12 +249,33 @@ _PLAIN = {
     "RemoteDisconnected": "the connection was closed without an answer",
 }
 
+# What is said of a port that answers, and not as HTTP/1.1 or not as TLS does.
+GRPC_THERE = "what listens there speaks HTTP/2 alone, as a gRPC port does"
+NO_HTTP_THERE = "what listens there does not speak HTTP"
+TLS_THERE = "what listens there speaks TLS"
+NO_TLS_THERE = "what listens there speaks no TLS"
+CERTIFICATE = "its certificate is not trusted"
+# The first bytes of what a server sends unasked in HTTP/2 (RFC 9113, section 4.1: a length, whose upper byte is 0, and
+# after two more the type, SETTINGS), and of a TLS alert (RFC 8446, section 5.1).
+_SETTINGS = re.compile("\x00..\x04", re.DOTALL)
+_ALERT = "\x15\x03"
+# OpenSSL's words for an answer that is no TLS, by its version.
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST"})
+
 
 def why(error: Exception) -> str:
     """A connection's failure in a few words for people."""
     if (plain := _PLAIN.get(type(error).__name__)) is not None:
         return plain
     cause = getattr(error, "os_error", error)
+    if isinstance(cause, BadStatusLine):
+        if _SETTINGS.match(str(cause)):
+            return GRPC_THERE
+        return TLS_THERE if str(cause).startswith(_ALERT) else NO_HTTP_THERE
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"{CERTIFICATE}: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
+        return NO_TLS_THERE
     if isinstance(cause, ConnectionRefusedError):
         return "connection refused"
     if isinstance(cause, ConnectionError):
