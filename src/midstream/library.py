@@ -149,7 +149,8 @@ class Midstream:
 
 
 class _Following(Response):
-    """A response that is a stream.  Headers and cookies that are set on it are sent, its background runs after it.
+    """A response that is a stream.  Cookies that are set on it are sent, and so are headers, in place of ours of the
+    same name; its background runs after it.
 
     It is a Response, and no plain ASGI application, since FastAPI takes those for data.
     """
@@ -166,7 +167,9 @@ class _Following(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_dressed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *self.raw_headers]}
+                names = {name for name, _ in self.raw_headers}
+                ours = [header for header in message["headers"] if header[0] not in names]
+                message = {**message, "headers": [*ours, *self.raw_headers]}
             await send(message)
 
         async def serve() -> None:

@@ -98,6 +98,7 @@ class Site:
         stream_id = await self.streams.open(self.teller.tokens(), owner=owner, name=name)
         response = self.streams.response(stream_id, owner=owner, location=self._place(request, stream_id))
         response.set_cookie("last", stream_id)
+        response.headers["Cache-Control"] = "no-store, private"
         response.background = BackgroundTask(self.served.append, stream_id)
         return response
 
@@ -351,6 +352,7 @@ async def test_an_answer_is_a_response_like_any_other(site: Site) -> None:
     assert isinstance(site.streams.resume("x", owner="ada"), Response)
     stream_id, answer = await site.ask()
     assert answer.cookies["last"].value == stream_id
+    assert answer.headers.getall("Cache-Control") == ["no-store, private"]
     assert answer.headers.getall("Content-Type") == ["text/event-stream; charset=utf-8"]
     assert "Content-Length" not in answer.headers
     assert site.served == []

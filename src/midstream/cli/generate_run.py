@@ -220,7 +220,7 @@ class Run:
     def _notice(self, told: Lost | Resumed) -> None:
         if isinstance(told, Resumed):
             self._tally.long_wait = False
-            index = told.position.seq - 3
+            index = index_of(told.position.seq) - 1
             where = f"after token {index}" if index >= 0 else "before the first token"
             lost = "connection lost" if self._tally.records else "no connection at first"
             self._console.talk(f"{lost}; resumed {where}, {told.seconds:.2f} s later", "cyan")

@@ -240,20 +240,20 @@ class SqliteJournal(Local[Stored]):
         """Have the records and the fold of a stream in memory.  Raises UnknownStream, StoreLost."""
         if log.loaded:
             return
-        told = log.counters
+        counters = log.counters  # they may move on while the file is read
         fold, frames = await self._run(
-            self._reader, self._reading.whole, log.number, told.oldest, told.highest, told.status
+            self._reader, self._reading.whole, log.number, counters.oldest, counters.highest, counters.status
         )
         if log.forgotten:
             raise UnknownStream
         if not log.loaded:
-            gone = told.oldest - 1 - fold.upto
+            gone = counters.oldest - 1 - fold.upto
             if gone < 0:
                 raise StoreLost(f"{log.meta.stream_id} has lost its oldest records in the file")
             rules.fold(fold, frames[:gone])  # what an ack has dropped while the file was read
             rules.shed_fold(fold, self._bounds)
             log.load(fold, frames[gone:])
-            if told.status != OPEN:
+            if counters.status != OPEN:
                 self._rest(log)
 
     def _rest(self, log: Stored) -> None:

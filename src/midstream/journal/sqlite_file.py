@@ -77,6 +77,11 @@ def _lock(path: str, lock: str) -> int:
     return descriptor
 
 
+def _mark(descriptor: int) -> bytes:
+    """What the lock says besides whose it is."""
+    return _HAS_WAL if os.pread(descriptor, 40, 0).endswith(_HAS_WAL) else b""
+
+
 def _say(descriptor: int, text: bytes) -> None:
     """Make this the lock's text."""
     os.pwrite(descriptor, text, 0)
@@ -99,8 +104,10 @@ class File:
             raise JournalError(f"{self._path} cannot be opened: it is no file; name one", path=self._path)
         try:
             self._lock = _lock(self._path, self._real + ".lock")
-            self._miss_nothing()
-            _say(self._lock, b"%d" % os.getpid())
+            mark = _mark(self._lock)
+            if mark:
+                self._miss_nothing()
+            _say(self._lock, b"%d%b" % (os.getpid(), mark))
             # SQLite gives its -wal and -shm the mode of the file.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
             self._connection = sqlite3.connect(self._path, isolation_level=None)
@@ -118,7 +125,7 @@ class File:
 
     def _miss_nothing(self) -> None:
         """Whoever takes a killed gateway's WAL away takes the newest records, and SQLite says nothing."""
-        if not os.pread(self._lock, 40, 0).endswith(_HAS_WAL) or not os.path.exists(self._path):
+        if not os.path.exists(self._path):
             return
         if os.path.exists(self._real + "-wal") and os.path.getsize(self._path):
             return
@@ -263,13 +270,15 @@ class File:
 
     def close(self) -> None:
         """Empty the WAL into the file, and let go of both.  Also after an `open` that failed."""
+        moved = False
         if hasattr(self, "_connection"):
             with suppress(sqlite3.Error):  # what is not moved now is moved by the next one that opens the file
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                ((busy, *_),) = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                moved = not busy
             self._connection.close()
         if self._lock >= 0:
             with suppress(OSError):
-                _say(self._lock, b"")
+                _say(self._lock, b"" if moved else _mark(self._lock))
             os.close(self._lock)
             self._lock = -1
 

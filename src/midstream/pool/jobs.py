@@ -6,10 +6,12 @@ Several gateways may share one database.  What a generation's life is decided by
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from uuid import uuid4
+from weakref import WeakValueDictionary
 from zlib import crc32
 
 from sqlalchemy import Connection
@@ -56,6 +58,7 @@ class Jobs:
         self._place = place
         self._most = most
         self._clock = Clock.of(clock)
+        self._admitting: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by owner
         self._seen: dict[str, tuple[str, float]] = {}  # worker -> its owner, and when it was last written
 
     async def open(self) -> None:
@@ -75,7 +78,12 @@ class Jobs:
         now = self._clock()
         request = Request(str(uuid4()), ask, "waiting", ask.amount, 0, now, now + POOL_REQUEST_TERM, place=self._place)
         work = partial(_enqueue, request=request, columns=queries.ask_row(ask), most=self._most)
-        return await self._db.write(work, partial(_found, id=request.id))
+        landed = partial(_found, id=request.id)
+        if ask.stream_id is not None:
+            return await self._db.write(work, landed)
+        # Who waits in the database to be counted keeps one of its few threads from all others.
+        async with self._admitting.setdefault(ask.owner, asyncio.Lock()):
+            return await self._db.write(work, landed)
 
     async def pop(self, worker: Declaration) -> Popped:
         """The first job that fits the worker: its owner's own, else the oldest.  All generations are of one request.
@@ -205,8 +213,11 @@ class Jobs:
 
         Those of a place that is not this one, so that its store cannot be asked, are left to its own gateway at first.
         """
-        now = self._clock.believed(lifecycle.NOMINATED)
-        values = {"now": now, "place": self._place, "forsaken": now - POOL_REQUEST_KEPT}
+        values = {
+            "now": self._clock.believed(lifecycle.NOMINATED),
+            "place": self._place,
+            "forsaken": self._clock.believed(lifecycle.NOMINATED + POOL_REQUEST_KEPT) - POOL_REQUEST_KEPT,
+        }
         return await self._db.read(partial(_generations, statement=queries.NOMINEES, values=values))
 
     async def unsettled(self) -> list[Generation]:

@@ -338,3 +338,12 @@ async def test_full_disk_at_start_is_said(killed: Killed, bounds: Bounds | None)
     journal = await killed.opened()
     assert await read_all(journal, "open") == killed.frames["open"]
     await journal.close()
+
+
+async def test_wal_that_a_failed_start_has_left_is_still_missed(killed: Killed) -> None:
+    """A start that could not move it into the file must not pass for an orderly end."""
+    with no_file_may_grow(), pytest.raises(JournalError):
+        await killed.opened()
+    assert killed.take_away("-wal")
+    with pytest.raises(JournalCorrupt, match="-wal with the newest records is gone"):
+        await killed.opened()

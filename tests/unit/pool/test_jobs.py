@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -19,9 +20,11 @@ from midstream.pool import lifecycle, outcomes, queries, tables
 from midstream.pool.errors import DuplicateGeneration, InvalidJob, TooManyPrompts, UnknownRequest, WrongCredentials
 from midstream.pool.jobs import CHECK_IN, START, Jobs
 from midstream.pool.jobs import _add as add
+from midstream.pool.jobs import _admit as admit
 from midstream.pool.overview import Overview
 from midstream.pool.shapes import Ask, Declaration, Generation, LedgerRow, Reply, Request
 from midstream.testing.clock import ManualClock
+from midstream.testing.patience import PATIENCE, soon
 from midstream.wire import POOL_MOST_FAULTS, POOL_REQUEST_KEPT, POOL_REQUEST_TERM
 from tests.postgres import DATABASES, database_url, lose_commit, shared
 
@@ -162,6 +165,33 @@ async def test_an_owner_waits_for_so_many_generations_however_many_ask_at_once(g
         assert len(taken) + len(refused) == 12
         assert sum(taken) in (4, 5)
         assert {one.facts["limit"] for one in refused} == {5}
+
+
+async def test_an_owner_who_asks_for_much_at_once_leaves_the_database_to_others() -> None:
+    """While another gateway counts what that owner waits for, one request waits there, and the rest wait here."""
+    here = Queue(shared().url())
+    there = Queue(here.url)
+    counts, has_counted = threading.Event(), threading.Event()
+
+    def count(connection: Connection) -> None:
+        admit(connection, ASK, 1000)
+        counts.set()
+        assert has_counted.wait(PATIENCE)
+
+    async with AsyncExitStack() as stack:
+        for queue in (here, there):
+            await queue.open()
+            stack.push_async_callback(queue.close)
+        counting = asyncio.create_task(there._db.write(count))
+        try:
+            assert await asyncio.to_thread(counts.wait, PATIENCE)
+            asking = [asyncio.create_task(here.enqueue(ASK)) for _ in range(10)]
+            await asyncio.sleep(0)
+            await soon(here.enqueue(replace(ASK, owner="carol")))
+        finally:
+            has_counted.set()
+        await counting
+        assert len({request.id for request in await asyncio.gather(*asking)}) == 10
 
 
 async def test_whatever_ends_a_generation_makes_room_for_another(gateways: list[Queue]) -> None:

@@ -607,6 +607,22 @@ async def test_only_its_own_gateway_says_that_a_lease_in_memory_has_run_out(tmp_
         assert (await here.jobs.request(request.id)).faults == 1
 
 
+async def test_clock_that_jumps_gives_up_no_gateway_before_its_time(tmp_path: Path) -> None:
+    """Another one's leases are asked of that one for as long after a jump as ever."""
+    clock = ManualClock()
+    async with house(tmp_path, clock=clock) as here, house(tmp_path, clock=clock) as there:
+        there.jobs._place = "there"
+        request, generation = await leased(here)
+        clock.set(clock() + 30_000)
+        for seconds in (0, lifecycle.NOMINATED + 1, POOL_REQUEST_KEPT - 2):
+            clock.advance(seconds)
+            await there.sweep()
+            assert (await here.jobs.generation(generation.id)).status == "leased"
+        clock.advance(2)
+        await there.sweep()
+        assert (await here.jobs.request(request.id)).faults == 1
+
+
 async def test_generation_streams_only_where_its_lease_can_be(tmp_path: Path) -> None:
     """Two gateways with leases in memory share the jobs: one does not see what workers post to the other."""
     clock = ManualClock()
