@@ -61,7 +61,7 @@ def type_all(
             raise
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", [page for page in pages() if typed(page) and page not in (README, SEVERAL)], ids=name)
 def test_a_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
     """Every command exits as it should, and prints what the page shows."""
