@@ -32,7 +32,7 @@ from midstream.testing.clock import ManualClock
 # Short terms, so that tests of what runs out take no longer than a second or two; but a lease that a busy machine does
 # not lose by accident.  BRIEF is for tests in which leases do run out.
 QUICK = Terms(renew=0.2, look=0.05, hold=0.8, reserve=0.5, patience=0.8, outage=0.6, mend=0.5)
-BRIEF = replace(QUICK, lease=1.0)
+BRIEF = replace(QUICK, lease=1.5)
 
 
 def free_port() -> int:

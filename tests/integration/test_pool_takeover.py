@@ -11,13 +11,14 @@ from uuid import uuid4
 import pytest
 
 from midstream.journal.redis import RedisJournal
+from midstream.journal.redis_url import Terms
 from midstream.pool.shapes import Generation
 from midstream.testing.clock import ManualClock
 from midstream.testing.patience import eventually
 from tests.houses import KEY, OWNER, House
 from tests.leases import redis_leases
 from tests.sharing import crash
-from tests.valkeys import BRIEF, redis_journal, shared
+from tests.valkeys import BRIEF, QUICK, redis_journal, shared
 
 
 class Twins:
@@ -47,7 +48,7 @@ class Twins:
 
 
 @asynccontextmanager
-async def twins(directory: Path) -> AsyncIterator[Twins]:
+async def twins(directory: Path, terms: Terms = BRIEF) -> AsyncIterator[Twins]:
     clock, prefix = ManualClock(), uuid4().hex
     async with AsyncExitStack() as stack:
         both = []
@@ -55,7 +56,7 @@ async def twins(directory: Path) -> AsyncIterator[Twins]:
             one = House(
                 directory / "pool.db",
                 clock,
-                redis_journal(shared(), prefix, clock, terms=BRIEF),
+                redis_journal(shared(), prefix, clock, terms=terms),
                 redis_leases(shared().url(prefix)),
             )
             await one.start()
@@ -71,6 +72,13 @@ async def two(tmp_path: Path) -> AsyncIterator[Twins]:
         yield found
 
 
+@pytest.fixture
+async def lasting(tmp_path: Path) -> AsyncIterator[Twins]:
+    """Neither is killed, and a busy machine takes neither's lease away."""
+    async with twins(tmp_path, QUICK) as found:
+        yield found
+
+
 async def begun(two: Twins) -> tuple[str, Generation]:
     """A stream of the first gateway, and the generation that a worker has popped at the second."""
     stream_id = await two.first.ask()
@@ -81,14 +89,14 @@ def sources(records: list[tuple[str, dict[str, object]]]) -> list[object]:
     return [fields["src"] for event, fields in records if event == "token"]
 
 
-async def test_worker_posts_to_one_gateway_and_its_reader_reads_at_the_other(two: Twins) -> None:
-    stream_id, generation = await begun(two)
+async def test_worker_posts_to_one_gateway_and_its_reader_reads_at_the_other(lasting: Twins) -> None:
+    stream_id, generation = await begun(lasting)
     assert generation.streams
-    await two.second.post(generation, ["The", " ca"])
-    await two.first.told(stream_id, 2)
-    await two.second.finish(generation, "The cat")
-    assert (await two.first.end(stream_id))[0] == "done"
-    assert await two.second.text(stream_id) == "The cat"
+    await lasting.second.post(generation, ["The", " ca"])
+    await lasting.first.told(stream_id, 2)
+    await lasting.second.finish(generation, "The cat")
+    assert (await lasting.first.end(stream_id))[0] == "done"
+    assert await lasting.second.text(stream_id) == "The cat"
 
 
 async def test_stream_of_a_killed_gateway_goes_on_after_its_last_src(two: Twins) -> None:
@@ -158,18 +166,18 @@ async def test_worker_that_was_lost_meanwhile_ends_what_was_shown(two: Twins) ->
     assert (await two.second.pool.progress(other.id, KEY, 2, "x", "")).cancelled
 
 
-async def test_cancel_at_the_other_gateway_stops_the_worker(two: Twins) -> None:
+async def test_cancel_at_the_other_gateway_stops_the_worker(lasting: Twins) -> None:
     """The stream is written at one, cancelled and posted to at the other."""
-    stream_id, generation = await begun(two)
-    await two.second.post(generation, ["x" * 100])
-    await two.first.told(stream_id, 1)
-    await two.second.streams.cancel(stream_id, OWNER)
+    stream_id, generation = await begun(lasting)
+    await lasting.second.post(generation, ["x" * 100])
+    await lasting.first.told(stream_id, 1)
+    await lasting.second.streams.cancel(stream_id, OWNER)
 
     async def told() -> bool:
-        return (await two.second.pool.progress(generation.id, KEY, 0, "", "")).cancelled
+        return (await lasting.second.pool.progress(generation.id, KEY, 0, "", "")).cancelled
 
     async def paid() -> bool:
-        return await two.second.balances() == (-25, 25)
+        return await lasting.second.balances() == (-25, 25)
 
     await eventually(told)
     await eventually(paid)
