@@ -517,15 +517,15 @@ async def test_comments_do_not_put_off_the_first_token() -> None:
     """But they are a sign of life between bytes: it is the first token's limit that runs out."""
     pings: list[Step] = [Comment(" ping"), Pause(0.05)]
     steps = [Head(), *pings * 100]
-    async with answering(*steps, limits=UpstreamLimits(first_token=0.5, idle=0.2)) as (_, upstream):
-        assert "no first token within 0.5 s" in (await run(upstream)).failure.detail
+    async with answering(*steps, limits=UpstreamLimits(first_token=1.0, idle=0.9)) as (_, upstream):
+        assert "no first token within 1 s" in (await run(upstream)).failure.detail
 
 
 async def test_comments_put_off_the_idle_limit() -> None:
     """Between tokens."""
-    pings: list[Step] = [Comment(), Pause(0.05)]
-    steps = [chat_event("a"), *pings * 8, *ABC, STOP, DONE]
-    async with answering(*steps, limits=UpstreamLimits(first_token=5, idle=0.2)) as (_, upstream):
+    pings: list[Step] = [Comment(), Pause(0.2)]
+    steps = [chat_event("a"), *pings * 6, *ABC, STOP, DONE]
+    async with answering(*steps, limits=UpstreamLimits(first_token=5, idle=1.0)) as (_, upstream):
         assert (await run(upstream)).outcome == "done"
 
 
@@ -554,8 +554,8 @@ async def test_each_limit_has_its_own_words(limits: UpstreamLimits, steps: list[
 async def test_a_slow_consumer_is_not_the_upstreams_fault() -> None:
     """The idle limit is about the upstream: what it has sent in time may wait."""
     steps: list[Step] = [chat_event("a"), Pause(0.05), *ABC, Pause(0.05), STOP, DONE]
-    async with answering(*steps, limits=UpstreamLimits(idle=0.15)) as (_, upstream):
-        assert (await run(upstream, pause=0.3)).outcome == "done"
+    async with answering(*steps, limits=UpstreamLimits(idle=0.5)) as (_, upstream):
+        assert (await run(upstream, pause=0.7)).outcome == "done"
 
 
 async def test_a_handshake_that_never_ends_is_a_connection_that_timed_out() -> None:
