@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from playwright.async_api import Page, async_playwright
 
 from midstream.server.settings import Settings
@@ -16,8 +15,9 @@ from midstream.testing.fault_proxy import FaultProxy
 from midstream.testing.gateway import RunningGateway
 from midstream.testing.patience import soon
 from midstream.testing.transport_dial import ADA, KEYS
+from tests.e2e.foreign import origin
 from tests.e2e.playground import LAUNCH_ARGS, WITHIN
-from tests.javascript import DEFINITION, FOLDER, MODULES, import_map, require_clients
+from tests.javascript import DEFINITION, import_map, require_clients
 
 pytestmark = pytest.mark.browser
 
@@ -28,27 +28,6 @@ HTML = """<!doctype html><title>A page</title>
   window.heard = heard;
   window.read = (asked) => {{ read(asked).catch((error) => (window.failed = String(error))); }};
 </script>"""
-
-
-@asynccontextmanager
-async def pages() -> AsyncIterator[str]:
-    """An origin of its own, with the page and the packages it imports."""
-
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(text=HTML.format(imports=import_map("/modules")), content_type="text/html")
-
-    app = web.Application()
-    app.router.add_get("/", page)
-    app.router.add_static("/js", FOLDER)
-    app.router.add_static("/modules", MODULES)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager
@@ -73,10 +52,10 @@ async def test_a_page_goes_on_after_a_cut_at_the_next_token(chromium_path: str, 
     """Twice cut off by a reset in mid-answer, it is given every token once, of one generation."""
     require_clients()
     (tmp_path / "keys").write_text(KEYS)
-    async with pages() as origin:
-        settings = Settings(journal="memory:", keys_file=str(tmp_path / "keys"), cors_origin=(origin,))
+    async with origin(HTML.format(imports=import_map("/modules"))) as known:
+        settings = Settings(journal="memory:", keys_file=str(tmp_path / "keys"), cors_origin=(known,))
         gateway = RunningGateway(settings)
-        async with gateway, FaultProxy("127.0.0.1", gateway.port) as proxy, chromium(chromium_path, origin) as page:
+        async with gateway, FaultProxy("127.0.0.1", gateway.port) as proxy, chromium(chromium_path, known) as page:
             asked: dict[str, Any] = {"protocol": protocol, "base": f"http://127.0.0.1:{proxy.port}"}
             asked |= {"definition": DEFINITION, "prompt": "Hello", "session": "page", "key": ADA}
             await page.evaluate("(asked) => window.read(asked)", asked)
@@ -101,10 +80,10 @@ async def test_a_page_goes_on_after_a_cut_at_the_next_token(chromium_path: str, 
 async def test_a_page_that_is_closed_stops_nothing(chromium_path: str, tmp_path: Path) -> None:
     """The generation goes on, and another client is given all of it."""
     require_clients()
-    async with pages() as origin:
-        gateway = RunningGateway(Settings(journal="memory:", cors_origin=(origin,)))
+    async with origin(HTML.format(imports=import_map("/modules"))) as known:
+        gateway = RunningGateway(Settings(journal="memory:", cors_origin=(known,)))
         async with gateway:
-            async with chromium(chromium_path, origin) as page:
+            async with chromium(chromium_path, known) as page:
                 asked = {"protocol": "connect", "base": gateway.address, "definition": DEFINITION}
                 asked |= {"prompt": "Hello", "session": "page", "key": ADA}
                 await page.evaluate("(asked) => window.read(asked)", asked)

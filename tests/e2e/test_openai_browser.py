@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from playwright.async_api import Page, async_playwright
 
 from midstream.server.settings import Settings
 from midstream.testing.gateway import RunningGateway
 from midstream.testing.patience import soon
 from midstream.testing.transport_dial import ADA, KEYS
+from tests.e2e.foreign import origin
 from tests.e2e.playground import LAUNCH_ARGS, WITHIN
-from tests.javascript import FOLDER, MODULES, require_clients
+from tests.javascript import require_clients
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 
@@ -27,27 +27,6 @@ HTML = """<!doctype html><title>A page</title>
 </script>"""
 LOADED = 40.0  # seconds for the package's modules, a hundred and more, on a busy machine
 TEXTS = ["Hel", "lo", " é✅", "\n你", "."]
-
-
-@asynccontextmanager
-async def origin() -> AsyncIterator[str]:
-    """An origin of its own, with the page and the package it imports."""
-
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(text=HTML, content_type="text/html")
-
-    app = web.Application()
-    app.router.add_get("/", page)
-    app.router.add_static("/js", FOLDER)
-    app.router.add_static("/modules", MODULES)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 class Tab:
@@ -104,7 +83,7 @@ async def arranged(
     """A gateway with keys that allows one origin, and a page of that one, or of another."""
     require_clients()
     (directory / "keys").write_text(KEYS)
-    async with origin() as known, origin() as stranger:
+    async with origin(HTML) as known, origin(HTML) as stranger:
         settings = Settings(journal="memory:", keys_file=str(directory / "keys"), cors_origin=(known,))
         async with RunningGateway(settings) as gateway, tab(chromium, known if allowed else stranger) as opened:
             yield gateway, opened

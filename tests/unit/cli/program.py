@@ -11,12 +11,16 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 COMMAND = [sys.executable, "-W", "error::ResourceWarning", "-m", "midstream"]
 PATIENCE = 20.0  # seconds, for what takes a fraction of one
+
+# A command line run in this process: exit code, stdout, stderr.
+Run = Callable[..., tuple[int, str, str]]
 
 
 def environment(**changes: str) -> dict[str, str]:

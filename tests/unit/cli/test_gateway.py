@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-
 import pytest
 
-from midstream.cli import exits, main
+from midstream.cli import exits
 from midstream.cli.gateway import code_of
 from midstream.client import GaveUp, UnexpectedAnswer
 from midstream.errors import (
@@ -19,28 +16,11 @@ from midstream.errors import (
     Unauthorized,
 )
 from tests.unit.cli.elsewhere import GRPC, SMTP, TLS, answering, page, whole
-from tests.unit.cli.program import finish, read_upto, start
-
-Run = Callable[..., tuple[int, str, str]]
+from tests.unit.cli.program import Run, finish, read_upto, start
 
 NO_ROUTE = whole("404 Not Found", b'{"error":"not_found","detail":"no such route; see /openapi.json","action":"fix"}')
 MODELS = whole("200 OK", b'{"object":"list","data":[{"id":"m"}]}')
 HTTP_PORT = "give --gateway the HTTP port, 8400 where nothing else was chosen"
-
-
-@pytest.fixture
-def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line in this process; exit code, stdout, stderr."""
-    for variable in ("MIDSTREAM_KEY", "MIDSTREAM_GATEWAY"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(sys, "argv", ["midstream"])
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main(words)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
 
 
 @pytest.mark.parametrize(

@@ -6,40 +6,23 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 import pytest
 
-from midstream.cli import exits, main
+from midstream.cli import exits
 from midstream.client import Cursor
 from midstream.testing.upstream_script import CloseDirty, Reset, Stall
-from tests.unit.cli.program import finish, holds, on_terminal, read_upto, start
+from tests.unit.cli.program import Run, finish, holds, on_terminal, read_upto, start
 from tests.unit.client.odd_gateway import STREAM, OddGateway, frame, in_thread, refusal, stream
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def gateway() -> Iterator[OddGateway]:
     with in_thread(OddGateway(last=9)) as gateway:
         yield gateway
-
-
-@pytest.fixture
-def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command line in this process; exit code, stdout, stderr."""
-    for variable in ("MIDSTREAM_KEY", "MIDSTREAM_GATEWAY"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(sys, "argv", ["midstream"])
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main(words)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
 
 
 def ask(gateway: OddGateway, *words: str) -> list[str]:

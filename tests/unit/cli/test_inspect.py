@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import orjson
 import pytest
 
-from midstream.cli import exits, main
+from midstream.cli import exits
 from midstream.cli.table import age, size
-from tests.unit.cli.program import finish, on_terminal, start
+from tests.unit.cli.program import Run, finish, on_terminal, start
 from tests.unit.client.odd_gateway import STREAM, OddGateway, in_thread
-
-Run = Callable[..., tuple[int, str, str]]
 
 
 def state(stream_id: str, **changes: Any) -> dict[str, Any]:
@@ -45,16 +43,9 @@ def gateway() -> Iterator[OddGateway]:
 
 
 @pytest.fixture
-def cli(gateway: OddGateway, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `midstream inspect` in this process; exit code, stdout, stderr."""
-    monkeypatch.setattr(sys, "argv", ["midstream"])
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main(["inspect", "--gateway", gateway.url, *words])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
+def cli(cli: Run, gateway: OddGateway) -> Run:
+    """`midstream inspect` of that gateway."""
+    return partial(cli, "inspect", "--gateway", gateway.url)
 
 
 def test_streams_are_an_aligned_table_the_newest_first(cli: Run, gateway: OddGateway) -> None:

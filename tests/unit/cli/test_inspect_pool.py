@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import orjson
 import pytest
 
-from midstream.cli import exits, main
-from tests.unit.cli.program import on_terminal
+from midstream.cli import exits
+from tests.unit.cli.program import Run, on_terminal
 from tests.unit.client.odd_gateway import OddGateway, in_thread
 
-Run = Callable[..., tuple[int, str, str]]
 NOW = 1_790_000_000.0
 
 
@@ -112,16 +111,9 @@ def gateway() -> Iterator[OddGateway]:
 
 
 @pytest.fixture
-def cli(gateway: OddGateway, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `midstream inspect pool` in this process; exit code, stdout, stderr."""
-    monkeypatch.setattr(sys, "argv", ["midstream"])
-
-    def run(*words: str) -> tuple[int, str, str]:
-        code = main(["inspect", "pool", "--gateway", gateway.url, *words])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return run
+def cli(cli: Run, gateway: OddGateway) -> Run:
+    """`midstream inspect pool` of that gateway."""
+    return partial(cli, "inspect", "pool", "--gateway", gateway.url)
 
 
 def test_a_pool_is_tables_of_workers_jobs_queue_and_ledger(cli: Run) -> None:
