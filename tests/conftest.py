@@ -15,8 +15,11 @@ from hypothesis import settings
 # Programs that came as packages, such as two of the proxies, stand beside the interpreter.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
-# The contract suites assert on behalf of the tests that run them.
-pytest.register_assert_rewrite("midstream.testing")
+# The contract suites, and what tests share, assert on behalf of the tests that use them.
+pytest.register_assert_rewrite(
+    "midstream.testing",
+    *(f"tests.{file.stem}" for file in Path(__file__).parent.glob("*.py") if file.stem != "conftest"),
+)
 
 settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None, database=None)
 settings.register_profile("thorough", max_examples=2000, deadline=None, database=None, print_blob=True)

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from midstream.errors import JournalError
 from midstream.pool.errors import NoLease, PoolUnavailable, ProgressOutOfSequence
-from midstream.pool.leases import Leases, Terms
+from midstream.pool.leases import Ended, Leases, Terms
 from midstream.pool.leases_redis import RedisLeases
 from midstream.pool.leases_scripts import tag_of
 from midstream.testing.fault_proxy import FaultProxy
@@ -224,7 +224,7 @@ async def test_gap_that_a_fail_over_left_ends_the_lease(closing: AsyncExitStack)
             with pytest.raises(NoLease):
                 await lacking.post(seq, content)
         assert await texts(leases, lacking.request) == ["a"]
-        assert await leases.end(lacking.generation, marker=True) is False
+        assert await leases.end(lacking.generation, marker=True) is Ended.NONE
         await whole.say("c")
         assert await reader.until(3) == ["a", "b", "c"]
 

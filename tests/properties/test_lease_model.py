@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from midstream.pool.errors import PoolError, ProgressOutOfSequence
-from midstream.pool.leases import Leases, Terms
+from midstream.pool.leases import Ended, Leases, Terms
 from midstream.pool.shapes import Lease
 from midstream.testing.lease_worker import KEY, OTHER_KEY, new_id
 from tests.leases import BACK_ENDS, LeaseStore
@@ -104,25 +104,25 @@ class Model:
     def kept(self, request: int) -> list[tuple[int, int, str, str]]:
         return self.entries[request] if self.now < self.appended[request] + TERMS.retain else []
 
-    def flag(self, request: int) -> dict[int, int]:
+    def flag(self, request: int) -> dict[int, int | None]:
         self.flagged.add(request)
         live = {name: run for name, run in self.runs.items() if run.request == request and run.live(self.now)}
         for run in live.values():
             run.cancelled = True
         return {
-            name: run.chars
+            name: run.chars if run.cancelled else None
             for name, run in self.runs.items()
             if name in live or (run.request, run.state) == (request, "faulted")
         }
 
-    def end(self, generation: int, marker: bool) -> bool:
+    def end(self, generation: int, marker: bool) -> Ended:
         run = self.runs.get(generation)
         if run is None or run.state != "held":
-            return False
+            return Ended.NONE
         lived, run.state = run.live(self.now), "faulted" if marker else "over"
         if marker:
             self._append(run.request, (generation, 0, "", ""))
-        return lived
+        return Ended.NONE if not lived else Ended.CANCELLED if run.cancelled else Ended.LIVE
 
     def lost(self, generation: int) -> bool:
         run = self.runs.get(generation)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from hashlib import blake2b
 from typing import Protocol
 
@@ -57,6 +58,14 @@ class LeaseView:
     expires_at: float
 
 
+class Ended(IntEnum):
+    """What kind of lease `Leases.end` has ended."""
+
+    NONE = 0  # there was no live one
+    LIVE = 1
+    CANCELLED = 2  # a live one that had been flagged
+
+
 class Leases(Protocol):
     """Leases and progress of all requests.  Every verb but `watch` and `listen` raises PoolUnavailable when the store
     does not answer; each may then be repeated as it was, since none does twice what it has done.
@@ -95,17 +104,18 @@ class Leases(Protocol):
         """
         ...
 
-    async def flag(self, request: str) -> dict[str, int]:
+    async def flag(self, request: str) -> dict[str, int | None]:
         """Cancel a request: from now on its posts are told so, and grants for it refused.
 
         Returns, for each live lease, how many characters it has posted (content and reasoning), those of the same
-        instant: nothing is posted in between.  Doing it again returns the same.  So it does for a generation whose
-        lease a fault has ended: who flags may be quicker than the fault at the database.
+        instant: nothing is posted in between.  Doing it again returns the same, also when a fault has ended the lease
+        since.  None where the fault came before the first flag: it is to be taken down as one, since who flags may be
+        quicker at the database.
         """
         ...
 
-    async def end(self, generation: str, *, marker: bool) -> bool:
-        """Remove a lease, for a submit (no marker) or a fault (with an `ended` entry).  False: there was no live one.
+    async def end(self, generation: str, *, marker: bool) -> Ended:
+        """Remove a lease, for a submit (no marker) or a fault (with an `ended` entry).
 
         An expired one that still stands is removed as well, with the marker where one is wanted.
         """

@@ -8,7 +8,7 @@ from hmac import compare_digest
 
 from midstream.clock import Clock
 from midstream.pool.errors import NoLease, ProgressOutOfSequence, ProgressTooLarge, WrongKey
-from midstream.pool.leases import Hear, LeaseView, Terms, Wake, digest, packed
+from midstream.pool.leases import Ended, Hear, LeaseView, Terms, Wake, digest, packed
 from midstream.pool.leases_wakes import Hearers, Wakes
 from midstream.pool.shapes import Entry, Lease, Posted, SignalKind
 
@@ -31,16 +31,16 @@ class _Held:
 
 
 class _Asked:
-    """A request: its leases, the generations that are over (with what those posted that a fault has ended), and its
-    entries.  `touched` is the last change.
-    """
+    """A request: its leases, the generations that are over, and its entries.  `touched` is the last change."""
 
-    __slots__ = ("appended", "entries", "flagged", "leases", "over", "position", "touched")
+    __slots__ = ("appended", "entries", "faulted", "flagged", "leases", "over", "position", "touched")
 
     def __init__(self, kept: int) -> None:
         self.flagged = False
         self.leases: dict[str, _Held] = {}
-        self.over: dict[str, int | None] = {}
+        self.over: set[str] = set()
+        # Those of them that their workers have given back: what `flag` tells of them.
+        self.faulted: dict[str, int | None] = {}
         self.entries: deque[tuple[int, Entry]] = deque(maxlen=kept)
         self.position = 0
         self.appended = self.touched = float("-inf")
@@ -116,22 +116,23 @@ class MemoryLeases:
             held.noted = now
         return due
 
-    async def flag(self, request: str) -> dict[str, int]:
+    async def flag(self, request: str) -> dict[str, int | None]:
         now = self._clock()
         asked = self._of(request, now)
         asked.flagged = True
         live = {generation: held for generation, held in asked.leases.items() if now < held.expires_at}
         for held in live.values():
             held.cancelled = True
-        faulted = {generation: chars for generation, chars in asked.over.items() if chars is not None}
-        return faulted | {generation: held.chars for generation, held in live.items()}
+        return asked.faulted | {generation: held.chars for generation, held in live.items()}
 
-    async def end(self, generation: str, *, marker: bool) -> bool:
+    async def end(self, generation: str, *, marker: bool) -> Ended:
         now = self._clock()
         asked, live = self._find(generation, now)
-        if asked is not None and generation in asked.leases:
-            self._remove(asked, generation, marker=marker, faulted=marker)
-        return live is not None
+        if asked is not None and (held := asked.leases.get(generation)) is not None:
+            if marker:
+                asked.faulted[generation] = held.chars if held.cancelled else None
+            self._remove(asked, generation, marker=marker)
+        return Ended.NONE if live is None else Ended.CANCELLED if live.cancelled else Ended.LIVE
 
     async def lost(self, generation: str) -> bool:
         now = self._clock()
@@ -142,10 +143,9 @@ class MemoryLeases:
             self._remove(asked, generation, marker=True)
         return True
 
-    def _remove(self, asked: _Asked, generation: str, *, marker: bool, faulted: bool = False) -> None:
-        held = asked.leases.pop(generation)
-        lease = held.lease
-        asked.over[generation] = held.chars if faulted else None
+    def _remove(self, asked: _Asked, generation: str, *, marker: bool) -> None:
+        lease = asked.leases.pop(generation).lease
+        asked.over.add(generation)
         asked.touched = self._clock()
         if marker:
             self._append(lease, Entry(generation, 0, "", "", lease.worker, lease.model, ended=True))

@@ -21,7 +21,7 @@ from midstream.journal.redis_store import Store
 from midstream.journal.redis_url import Access
 from midstream.journal.redis_url import Terms as StoreTerms
 from midstream.pool.errors import NoLease, PoolUnavailable, ProgressOutOfSequence, ProgressTooLarge, WrongKey
-from midstream.pool.leases import Hear, LeaseView, Terms, Wake, digest, packed
+from midstream.pool.leases import Ended, Hear, LeaseView, Terms, Wake, digest, packed
 from midstream.pool.leases_scripts import TAGS, Answer, PoolSpace, Scripts, tag_of
 from midstream.pool.leases_tail import START, Tail, entry_of, position
 from midstream.pool.leases_wakes import Hearers, Wakes
@@ -145,16 +145,17 @@ class RedisLeases:
             if answer != Answer.SEQUENCE or run == self._store.node(tag).run_id:
                 return answer, fact
 
-    async def flag(self, request: str) -> dict[str, int]:
+    async def flag(self, request: str) -> dict[str, int | None]:
         told = await self._run(self._scripts.flag, request, "")
-        return {generation.decode(): chars for generation, chars in zip(told[::2], told[1::2], strict=True)}
+        posted = zip(told[::2], told[1::2], strict=True)
+        return {generation.decode(): None if chars < 0 else chars for generation, chars in posted}
 
-    async def end(self, generation: str, *, marker: bool) -> bool:
+    async def end(self, generation: str, *, marker: bool) -> Ended:
         request = await self._request_of(generation)
         if request is None:
-            return False
+            return Ended.NONE
         token = secrets.token_hex(8)
-        return bool(await self._run(self._scripts.end, request, generation, token, int(marker)))
+        return Ended(await self._run(self._scripts.end, request, generation, token, int(marker)))
 
     async def lost(self, generation: str) -> bool:
         request = await self._request_of(generation)

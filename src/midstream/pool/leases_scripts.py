@@ -20,7 +20,7 @@ from zlib import crc32
 
 from midstream.journal.redis_keys import Space
 from midstream.journal.redis_scripts import Script
-from midstream.pool.leases import Terms, packed
+from midstream.pool.leases import Ended, Terms, packed
 
 # On a cluster each tag in use costs a process one connection that waits for progress.
 TAGS = 16
@@ -74,7 +74,8 @@ class Scripts:
     """The scripts under given terms."""
 
     def __init__(self, terms: Terms) -> None:
-        self._head = "".join(f"local {answer.name} = {answer.value}\n" for answer in Answer) + _constants(terms)
+        self._head = "".join(f"local {answer.name} = {answer.value}\n" for answer in Answer)
+        self._head += "".join(f"local ENDED_{kind.name} = {kind.value}\n" for kind in Ended) + _constants(terms)
         self._head += _source("prelude")
         self.grant = self._script("grant")
         self.post = self._script("post")

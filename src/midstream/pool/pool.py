@@ -8,6 +8,8 @@ The order of each step is a law, since either store may be gone after any of the
 - **submit**: the lease goes first, then the transaction, then the signal.  A cancel that comes between finds no lease
   to settle, and the compare-and-set decides.
 - **fault**: the `ended` entry first, then the job is offered again; so a relay hears of the end before another begins.
+  Whether it or a cancel came first the lease store says, since the relay's own cancel may follow before the fault is in
+  the database.
 - **cancel**: the leases are flagged first, in one step that says what was posted; then nothing of the request is popped
   any more; then each is settled, once.  A post between two of these is told to stop and is not paid for twice.
 What is left half done by a process that stops is done by the sweep.
@@ -26,9 +28,9 @@ from midstream.clock import Clock
 from midstream.errors import MidstreamError
 from midstream.pool import matching
 from midstream.pool.attending import Attendance, Attending
-from midstream.pool.errors import PoolUnavailable, UnknownRequest, WrongCredentials
+from midstream.pool.errors import DuplicateGeneration, InvalidJob, PoolUnavailable, UnknownRequest, WrongCredentials
 from midstream.pool.jobs import Jobs
-from midstream.pool.leases import Leases
+from midstream.pool.leases import Ended, Leases
 from midstream.pool.overview import Overview
 from midstream.pool.shapes import (
     Account,
@@ -146,11 +148,19 @@ class Pool:
             leased = await self.jobs.cancel(request)
             for generation in leased:
                 if generation.id in posted:
-                    await self.settle(generation.id, posted[generation.id])
+                    await self._close(generation.id, posted[generation.id])
             if found.status == "waiting":
                 self.totals.note(self.totals.requests, "cancelled")
                 await self.leases.signal(request, "cancelled")
         return await self.status(request)
+
+    async def _close(self, generation: str, chars: int | None) -> None:
+        """End a cancelled request's generation as the lease store says: see `Leases.flag`."""
+        if chars is not None:
+            await self.settle(generation, chars)
+            return
+        with suppress(InvalidJob, DuplicateGeneration):  # the fault itself was quicker, or a submit
+            await self.faulted(await self.jobs.fault(generation, None, "its worker gave it back"))
 
     async def settle(self, generation: str, chars: int) -> None:
         """Pay a cancelled request's generation for so many characters, unless it has ended in another way."""
@@ -237,13 +247,16 @@ class Pool:
     async def fault(self, generation: str, owner: str, reason: str) -> None:
         """The worker gives the job back.  Raises InvalidJob, WrongCredentials, DuplicateGeneration."""
         found = await self.jobs.generation(generation)
-        if found.streams and found.status == "leased" and found.worker_owner == owner:
-            request = await self.jobs.request(found.request)
-            if request.status == "cancelled":  # it has heard so: what its requester was shown is still paid
-                await self.cancel(request.id)
-                return
-        await self._release(found, owner, marker=True)
-        after = await self.jobs.fault(generation, owner, reason)
+        ended = await self._release(found, owner, marker=True)
+        if ended is Ended.CANCELLED:  # what its requester was shown until then is paid
+            await self.cancel(found.request)
+            return
+        try:
+            after = await self.jobs.fault(generation, owner, reason)
+        except InvalidJob:
+            if ended is Ended.NONE:
+                raise
+            return  # a cancel that came after has taken it down
         if found.streams and after.status == "cancelled":  # in between
             await self.cancel(after.id)
             await self.settle(generation, 0)  # where the lease store has forgotten what was posted
@@ -255,17 +268,18 @@ class Pool:
         self.totals.note(self.totals.generations, "faulted")
         await self.announce(request)
 
-    async def _release(self, generation: Generation, owner: str, *, marker: bool) -> None:
+    async def _release(self, generation: Generation, owner: str, *, marker: bool) -> Ended:
         """Take the lease of a generation that its own worker ends.
 
         Without its store the database decides alone: the lease runs out by itself, and posts change nothing more.
         """
         if not generation.streams or generation.status != "leased" or generation.worker_owner != owner:
-            return
+            return Ended.NONE
         try:
-            await self.leases.end(generation.id, marker=marker)
+            return await self.leases.end(generation.id, marker=marker)
         except PoolUnavailable as away:
             _log.warning("the lease of generation %s was left to run out: %s", generation.id, away)
+            return Ended.NONE
 
     async def announce(self, request: Request) -> None:
         """Tell every gateway, if it has ended."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from midstream.pool.errors import NoLease, ProgressOutOfSequence, ProgressTooLarge, WrongKey
-from midstream.pool.leases import Leases, Terms
+from midstream.pool.leases import Ended, Leases, Terms
 from midstream.testing.lease_worker import OTHER_KEY, Another, Clock, Worker, new_id, posted, texts
 
 TERM = Terms().term
@@ -244,19 +244,27 @@ class FlagLaws:
         assert await leases.flag(request) == {}
         assert await leases.lost(expired.generation)
 
-    async def test_flag_tells_what_a_fault_left_behind(self, leases: Leases, clock: Clock) -> None:
+    async def test_flag_tells_of_faults_that_came_before_it(self, leases: Leases, clock: Clock) -> None:
         """Also of a lease that had run out when its worker gave it back: the cancel may come to the database first."""
         request = new_id()
         live, expired = await Worker.begin(leases, request), await Worker.begin(leases, request)
         await live.say("abc")
         await expired.say("de")
-        assert await leases.end(live.generation, marker=True)
+        assert await leases.end(live.generation, marker=True) is Ended.LIVE
         clock.advance(TERM + 1)
-        assert not await leases.end(expired.generation, marker=True)
+        assert await leases.end(expired.generation, marker=True) is Ended.NONE
         for _ in range(2):
-            assert await leases.flag(request) == {live.generation: 3, expired.generation: 2}
+            assert await leases.flag(request) == {live.generation: None, expired.generation: None}
         with pytest.raises(NoLease):
             await live.live()
+
+    async def test_flag_tells_the_same_after_a_fault_that_came_later(self, leases: Leases) -> None:
+        """The cancel was first: what was posted is paid, whoever of the two takes it down."""
+        worker = await Worker.begin(leases)
+        await worker.say("abc")
+        assert await leases.flag(worker.request) == {worker.generation: 3}
+        assert await leases.end(worker.generation, marker=True) is Ended.CANCELLED
+        assert await leases.flag(worker.request) == {worker.generation: 3}
 
     async def test_flag_counts_every_post_that_was_taken(self, leases: Leases) -> None:
         """None comes in between: what is answered 'not cancelled' has been counted."""

@@ -22,6 +22,7 @@ from midstream.pool.errors import (
     WrongCredentials,
     WrongKey,
 )
+from midstream.pool.leases import Ended
 from midstream.pool.leases_memory import MemoryLeases
 from midstream.pool.shapes import Ask, Generation, Reply, Request
 from midstream.testing.clock import ManualClock
@@ -58,6 +59,11 @@ def statements(here: House) -> Iterator[list[str]]:
 async def leased(here: House, ask: Ask = ASK) -> tuple[Request, Generation]:
     """A request, and the generation of it that a worker has."""
     return await here.pool.enqueue(ask), await here.pop()
+
+
+async def away(*_: object) -> Any:
+    """A store that does not answer."""
+    raise PoolUnavailable
 
 
 async def status(here: House, request: Request) -> str:
@@ -446,42 +452,58 @@ async def test_fault_of_a_cancelled_generation_is_paid_as_the_cancel_says(here: 
     """The cancel is half done when the worker gives up: it ends there, and nothing is offered."""
     request, generation = await leased(here)
     await here.post(generation, ["x" * 100])
+    await here.leases.flag(request.id)
     await here.jobs.cancel(request.id)
     await here.pool.fault(generation.id, "bob", "generation_error")
     assert await here.balances() == (-25, 25)
     assert await here.look() == []
 
 
-@pytest.mark.parametrize("first", ["half a cancel, the fault", "the lease goes, the cancel", "the lease goes alone"])
-async def test_fault_that_races_a_cancel_is_paid_what_was_posted(here: House, monkeypatch: Any, first: str) -> None:
-    """Whichever comes to the lease first, and also where the worker's gateway stops when the lease has gone."""
+@pytest.mark.parametrize("how_far", ["its lease is flagged", "the request is cancelled too"])
+@pytest.mark.parametrize("stops", [False, True])
+async def test_fault_that_comes_after_a_cancel_is_paid_what_was_posted(
+    here: House, monkeypatch: Any, how_far: str, stops: bool
+) -> None:
+    """Also where the worker's gateway stops when the lease has gone."""
     request, generation = await leased(here)
     await here.post(generation, ["x" * 100])
-    end, fault = here.leases.end, here.jobs.fault
-
-    async def flagged_before(id: str, *, marker: bool) -> bool:
-        await here.leases.flag(request.id)
+    await here.leases.flag(request.id)
+    if how_far.endswith("too"):
         await here.jobs.cancel(request.id)
-        return await end(id, marker=marker)
-
-    async def cancelled_before(*given: Any) -> Request:
-        await here.pool.cancel(request.id)
-        return await fault(*given)
-
-    async def stopped(*_: Any) -> Request:
-        raise PoolUnavailable
-
-    with monkeypatch.context() as patched:
-        if first.startswith("half"):
-            patched.setattr(here.leases, "end", flagged_before)
-        else:
-            patched.setattr(here.jobs, "fault", stopped if first.endswith("alone") else cancelled_before)
-        with suppress(InvalidJob, PoolUnavailable):
-            await here.pool.fault(generation.id, "bob", "generation_error")
+    with monkeypatch.context() as patched, suppress(PoolUnavailable):
+        if stops:
+            patched.setattr(here.pool, "cancel", away)
+        await here.pool.fault(generation.id, "bob", "generation_error")
     await here.pool.cancel(request.id)
     assert [one.status for one in await here.jobs.generations(request.id)] == ["cancelled"]
     assert await here.balances() == (-25, 25)
     assert here.pool.totals.generations == {"cancelled": 1}
+    assert await here.look() == []
+
+
+@pytest.mark.parametrize("how_far", ["its lease is gone", "it is in the database", "its gateway stopped"])
+async def test_fault_that_comes_before_a_cancel_is_a_fault(here: House, monkeypatch: Any, how_far: str) -> None:
+    """A relay cancels when it hears of the fault, and may be quicker: no worker is paid for it, and none is refused."""
+    request, generation = await leased(here)
+    await here.post(generation, ["x" * 100])
+    fault = here.jobs.fault
+
+    async def overtaken(*given: Any) -> Request:
+        if how_far.startswith("its lease"):
+            monkeypatch.setattr(here.jobs, "fault", fault)
+            await here.pool.cancel(request.id)
+            return await fault(*given)
+        after = await fault(*given)
+        await here.pool.cancel(request.id)
+        return after
+
+    with monkeypatch.context() as patched, suppress(PoolUnavailable):
+        patched.setattr(here.jobs, "fault", away if how_far.endswith("stopped") else overtaken)
+        await here.pool.fault(generation.id, "bob", "generation_error")
+    await here.pool.cancel(request.id)
+    assert [one.status for one in await here.jobs.generations(request.id)] == ["faulted"]
+    assert await here.balances() == (0, 0)
+    assert here.pool.totals.generations == {"faulted": 1}
     assert await here.look() == []
 
 
@@ -492,11 +514,11 @@ async def test_fault_that_races_a_cancel_is_paid_the_floor_where_its_lease_is_fo
     request, generation = await leased(here)
     await here.post(generation, ["x" * 100])
 
-    async def forgotten(*_: object, **__: object) -> bool:
+    async def forgotten(*_: object, **__: object) -> Ended:
         assert isinstance(here.leases, MemoryLeases)
         here.leases._asked.clear()
         await here.jobs.cancel(request.id)
-        return False
+        return Ended.NONE
 
     monkeypatch.setattr(here.leases, "end", forgotten)
     await here.pool.fault(generation.id, "bob", "generation_error")

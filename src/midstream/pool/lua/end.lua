@@ -1,14 +1,18 @@
--- Remove a lease, with an entry that says so where `marker` is 1.  The answer is whether it was live.
+-- Remove a lease, with an entry that says so where `marker` is 1.  The answer is what kind it was.
 local token, marker = unpack(ARGV, 3, 4)
 
 local lease = found()
 if not lease then
-  return 0
+  return ENDED_NONE
 end
 if lease.over then
-  return lease.over == token and 1 or 0
+  return lease.over == token and lease.kind or ENDED_NONE
 end
-local lives = live(lease)
-local faulted = marker == '1'
-finish(lease, lives and token or '', faulted, faulted and lease.chars or nil)
-return lives and 1 or 0
+local kind = not live(lease) and ENDED_NONE or lease.cancelled and ENDED_CANCELLED or ENDED_LIVE
+-- The token is the caller's, so that who asks again because the answer was lost is told the same.
+local over = { over = kind ~= ENDED_NONE and token or '', kind = kind }
+if marker == '1' then
+  over.faulted = lease.cancelled and lease.chars or -1
+end
+finish(lease, over, marker == '1')
+return kind

@@ -1,7 +1,7 @@
 -- What the scripts about one request share.  KEYS: 1 the request's hash (generation -> its lease, as JSON; `flagged`
 -- once it is cancelled), 2 its progress, 3 the tag's requests that have leases by when these were last renewed.
 -- ARGV: 1 how far to be ahead of the server's clock, in ms, 2 the generation.
--- TERM, THIRD, LINGER, RETAIN (ms), BATCHES and ENTRIES stand before this, and the codes of the answers.
+-- TERM, THIRD, LINGER, RETAIN (ms), BATCHES and ENTRIES stand before this, and the codes of the answers: Answer, Ended.
 -- All that is written here expires: the progress RETAIN after its last entry, the rest LINGER after its last change.
 local REQUEST, PROGRESS, HELD = unpack(KEYS)
 local generation = ARGV[2]
@@ -36,11 +36,10 @@ local function append(lease, seq, content, reasoning, ...)
   redis.call('PEXPIRE', PROGRESS, RETAIN)
 end
 
--- `token` is the caller's, so that who asks again because the answer was lost is told the same.  `chars` is what a
--- fault's generation had posted: if a cancel comes before the fault has reached the database, that is paid.
-local function finish(lease, token, marker, chars)
+-- `over` is what is kept of it.
+local function finish(lease, over, marker)
   if marker then
     append(lease, 0, '', '', 'ended', 1)
   end
-  write(generation, { over = token, chars = chars })
+  write(generation, over)
 end
