@@ -221,6 +221,9 @@ class World:
         with socket.socket() as local:
             local.setblocking(False)
             local.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            # Else a window may be stuck below one segment: the sender then sends what fits, some 300 bytes, each time
+            # that its persist timer has run out, five times a second (RFC 9293, section 3.8.6.2.1).
+            local.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 256)
             await asyncio.get_running_loop().sock_connect(local, ("127.0.0.1", self.gateway.port))
             reader, writer = await asyncio.open_connection(sock=local.dup(), limit=512)
             port = local.getsockname()[1]
