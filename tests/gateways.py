@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -196,6 +198,11 @@ class Wire:
         """The next chunk of a chunked body; b"" is its proper end."""
         size = int(await soon(self._reader.readuntil(b"\r\n")), 16)
         return (await soon(self._reader.readexactly(size + 2)))[:-2]
+
+    def segments(self) -> int:
+        """In how many pieces everything came so far, as Linux's `tcp_info` counts those with data."""
+        told = self._writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+        return int.from_bytes(told[152:156], sys.byteorder)
 
     async def body(self) -> bytes:
         """All that is left of a chunked body."""

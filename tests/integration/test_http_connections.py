@@ -137,6 +137,63 @@ async def test_answer_to_a_peer_that_has_just_left_is_no_error(here: Site) -> No
     await puppet.finish()
 
 
+# --- writes -----------------------------------------------------------------------------------------------------------
+
+
+async def test_first_record_comes_with_the_head(here: Site) -> None:
+    stream_id, puppet = await here.open_stream("a")
+    async with wire(here.gateway) as peer:
+        peer.send(follow(stream_id))
+        assert (await peer.head())[0] == 200
+        assert b"event: start" in await peer.chunk()
+        assert peer.segments() == 1
+    await puppet.finish()
+
+
+async def test_head_does_not_wait_for_a_record(here: Site) -> None:
+    """Of a reader that has had all there is, while the model says nothing."""
+    stream_id, puppet = await here.open_stream()
+    async with wire(here.gateway) as peer:
+        peer.request("GET", f"/v1/stream/{stream_id}", "Last-Event-ID: 1")
+        assert (await peer.head())[0] == 200
+        await here.gateway.idle(stream_id)
+        await puppet.say("a")
+        assert b"event: token" in await peer.chunk()
+    await puppet.finish()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/streams", "/v1/stream/unknown"])
+async def test_answer_comes_in_one_piece(here: Site, path: str) -> None:
+    async with wire(here.gateway) as peer:
+        peer.request("GET", path)
+        assert (await answered(peer))[1]
+        assert peer.segments() == 1
+
+
+async def test_head_without_a_body_comes_by_itself(here: Site) -> None:
+    """And before the answer to what was asked behind it."""
+    async with wire(here.gateway) as peer:
+        peer.send(HEALTH.replace(b"GET", b"HEAD"))
+        assert (await peer.head())[0] == 200
+        peer.send(HEALTH.replace(b"GET", b"HEAD") + HEALTH)
+        assert (await peer.head())[0] == 200
+        assert await answered(peer) == (200, b'{"status":"alive"}')
+
+
+async def test_leave_to_send_a_body_comes_before_the_head(here: Site) -> None:
+    """RFC 9110, section 10.1.1."""
+    body = b'{"prompt":"a"}'
+    async with wire(here.gateway) as peer:
+        peer.request(
+            "POST", "/v1/stream", "Content-Type: application/json", "Content-Length: 14", "Expect: 100-continue"
+        )
+        assert await peer.head() == (100, [])
+        peer.send(body)
+        assert (await peer.head())[0] == 200
+        assert b"event: start" in await peer.chunk()
+    await (await here.gateway.puppets.next()).finish()
+
+
 # --- heads ------------------------------------------------------------------------------------------------------------
 
 

@@ -33,9 +33,52 @@ class _Refused(Exception):
     """Why a request is not read any further."""
 
 
+class _Outgoing:
+    """The transport as a response sees it: its head waits for the first of the body, or the loop's next turn.
+
+    uvloop sends each write at once, and a segment of its own is a twentieth of what the start of a stream costs.
+    """
+
+    __slots__ = ("_head", "_holds", "_loop", "_transport", "is_closing")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._holds = False
+        self.is_closing = transport.is_closing
+
+    def hold(self) -> None:
+        """The next write is a head."""
+        self._holds = True
+
+    def write(self, data: bytes) -> None:
+        if self._holds:
+            self._holds = False
+            self._head += data
+            self._loop.call_soon(self.flush)
+        else:
+            self._transport.write(self.take() + data)
+
+    def take(self) -> bytes:
+        """The head, which has to go out before anything else; b"" where it has."""
+        head, self._head = self._head, b""
+        return head
+
+    def flush(self) -> None:
+        if self._head and not self.is_closing():
+            self._transport.write(self.take())
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
 class _Cycle(RequestResponseCycle):
     """uvicorn's, that is done when its peer has left: uvloop refuses a write after a failed one, and tells of the loss
     only in a later turn of the loop."""
+
+    transport: _Outgoing  # type: ignore[assignment]  # all of a transport that is used here
 
     async def send(self, message: Any) -> None:
         if self.flow.write_paused and not self.transport.is_closing():
@@ -43,6 +86,8 @@ class _Cycle(RequestResponseCycle):
         if self.transport.is_closing():
             self.disconnected = True
             self.message_event.set()
+        elif not self.response_started:
+            self.transport.hold()
         await super().send(message)
 
 
@@ -58,12 +103,14 @@ class HttpConnection(HttpToolsProtocol):
     _is_small = False  # what is read now: no head that begins and ends in it is too long
     _declining = False
     _gone: Callable[[], None] | None = None
-    _opening = b""
+    _outgoing: _Outgoing
+    _opening: bytes | None = None  # of a body that has not begun
     _body: Callable[[Page], Written]
     _as_kept = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
+        self._outgoing = _Outgoing(transport, self.loop)
         self._expect_more()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -140,6 +187,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.__class__ = _Cycle  # made by a method of uvicorn's that does more than that
+        cycle.transport = self._outgoing  # type: ignore[assignment]
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
@@ -170,8 +218,8 @@ class HttpConnection(HttpToolsProtocol):
             return
         answer = json_response(error_body(BadRequest(reason)), 400, {"connection": "close"})
         head = [b"%b: %b\r\n" % pair for pair in answer.raw_headers]
-        self.transport.write(b"".join((b"HTTP/1.1 400 Bad Request\r\n", *head, b"\r\n", answer.body)))
-        self.transport.close()
+        self._outgoing.write(b"".join((b"HTTP/1.1 400 Bad Request\r\n", *head, b"\r\n", answer.body)))
+        self._outgoing.close()
 
     def _may_answer(self, running: RequestResponseCycle) -> bool:
         """Whether the request being answered is the one being read, and nothing of its answer is out."""
@@ -196,6 +244,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Finish what is being answered and then close.  A request that is not whole has begun nothing."""
+        self._outgoing.flush()
         if self._running is not None and self._running is self.cycle and self._may_answer(self._running):
             self.transport.close()
         else:
@@ -223,14 +272,17 @@ class HttpConnection(HttpToolsProtocol):
         data = frames[0] if self._as_kept and len(frames) == 1 else self._body(page)
         if not data:  # an empty chunk would end the response
             return not self.flow.write_paused
-        if isinstance(data, list):
-            pieces, self._opening = [self._opening, *data], b""
-            transport.writelines([b"%x\r\n" % sum(map(len, pieces)), *pieces, b"\r\n"])
-            return not self.flow.write_paused
-        if self._opening:
-            data, self._opening = self._opening + data, b""
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # RFC 9112, section 7.1
+        if self._opening is not None or isinstance(data, list):
+            self._write_pieces(data if isinstance(data, list) else [data])
+        else:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # RFC 9112, section 7.1
         return not self.flow.write_paused
+
+    def _write_pieces(self, pieces: list[bytes]) -> None:
+        head = b""
+        if self._opening is not None:
+            head, pieces, self._opening = self._outgoing.take(), [self._opening, *pieces], None
+        self.transport.writelines([b"%b%x\r\n" % (head, sum(map(len, pieces))), *pieces, b"\r\n"])
 
     async def drain(self) -> None:
         if self.transport.is_closing():
