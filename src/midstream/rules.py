@@ -223,11 +223,12 @@ def set_back(counters: Counters, now: float) -> None:
         counters.ended_at = min(counters.ended_at, now)
 
 
-def expires_at(counters: Counters, retain: float) -> float | None:
-    """When an ended stream is forgotten, in seconds since 1970; None while it is open (R10)."""
+def expired(counters: Counters, retain: float, believed: Callable[[float], float]) -> bool:
+    """Is an ended stream to be forgotten (R10)?  `believed` gives the time by which to judge a term (see `Clock`)."""
     if counters.ended_at is None:
-        return None
-    return min(counters.last_access + retain, counters.ended_at + RETAIN_CAP)
+        return False
+    unread = counters.last_access + retain <= believed(retain)
+    return unread or counters.ended_at + RETAIN_CAP <= believed(RETAIN_CAP)
 
 
 # --- the fold (R9) ---------------------------------------------------------------------------------------------------

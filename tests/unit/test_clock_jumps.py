@@ -107,6 +107,19 @@ async def test_generation_is_not_abandoned_for_what_the_clock_jumped_over(stream
     await until(lambda: not streams.writers, "the generation to be abandoned")
 
 
+async def test_ended_stream_is_not_forgotten_for_what_the_clock_jumped_over(
+    streams: Streams, clock: ManualClock
+) -> None:
+    """A machine that slept, or whose clock was wrong: who was reading then has his grace time still."""
+    await streams.pulse(0.0)
+    stream_id = await ended(streams)
+    clock.set(clock() + DAY)
+    await lives_through(streams, clock, 570)
+    assert await kept(streams) == {stream_id}
+    await lives_through(streams, clock, 120)
+    assert await kept(streams) == set()
+
+
 async def test_open_stream_outlives_any_jump(streams: Streams, clock: ManualClock) -> None:
     """Years forwards, as where a machine has no clock of its own; the stream goes on."""
     stream_id = await silent(streams, abandon_after=None)

@@ -235,7 +235,20 @@ def test_when_a_stream_is_forgotten(
     ended_at: float | None, last_access: float, retain: float, end: float | None
 ) -> None:
     """The grace period after the last access, capped from the end; never while it is open (R10)."""
-    assert rules.expires_at(Counters(ended_at=ended_at, last_access=last_access), retain) == end
+    counters = Counters(ended_at=ended_at, last_access=last_access)
+    over = end if end is not None else 10 * RETAIN_CAP
+    assert not rules.expired(counters, retain, lambda _: over - 0.001)
+    assert rules.expired(counters, retain, lambda _: over) is (end is not None)
+
+
+@pytest.mark.parametrize(
+    ("retained", "capped", "over"),
+    [(2599.0, 999.0 + RETAIN_CAP, False), (2600.0, 999.0 + RETAIN_CAP, True), (2599.0, 1000.0 + RETAIN_CAP, True)],
+)
+def test_each_term_of_grace_is_judged_by_a_time_of_its_own(retained: float, capped: float, over: bool) -> None:
+    """What the clock jumped over is left out for longer where the term is long (see `Clock.believed`)."""
+    counters = Counters(ended_at=1000.0, last_access=2000.0)
+    assert rules.expired(counters, 600.0, {600.0: retained, RETAIN_CAP: capped}.__getitem__) is over
 
 
 # --- the fold --------------------------------------------------------------------------------------------------------

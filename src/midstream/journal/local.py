@@ -11,6 +11,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from midstream import rules
+from midstream.clock import Clock
 from midstream.errors import OutOfSpace, UnknownStream
 from midstream.journal.base import Listener, Orphan, RoundTrips
 from midstream.records import FRAME_OVERHEAD, STREAM_OVERHEAD, Fold, Frame, Page, StreamMeta, StreamState, within
@@ -152,7 +153,7 @@ class Local(Generic[AnyLog]):
     """The verbs of the port that look no further than this process.  `clock` gives seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float], bounds: Bounds | None = None) -> None:
-        self._clock = clock
+        self._clock = Clock.of(clock)
         self._bounds = bounds or Bounds()
         self._logs: dict[str, AnyLog] = {}
         self._names: dict[str, AnyLog] = {}
@@ -200,8 +201,7 @@ class Local(Generic[AnyLog]):
         now, gone = self._clock(), []
         async for log in self._each():
             rules.set_back(log.counters, now)
-            end = rules.expires_at(log.counters, log.meta.retain)
-            if end is not None and end <= now:
+            if rules.expired(log.counters, log.meta.retain, self._clock.believed):
                 gone.append(log)
                 self._forget(log)
         if self._total.bytes > self._bounds.max_bytes:
