@@ -30,15 +30,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from midstream.admission import Limits
 from midstream.clock import Clock
 from midstream.cursor import Cursor
-from midstream.errors import MidstreamError, NotFound
+from midstream.errors import MidstreamError
 from midstream.follow import Follow
 from midstream.journal import open_journal
 from midstream.records import Chunk, Finish, Producer
 from midstream.rules import Bounds
 from midstream.streams import Answer, Streams
-from midstream.transports.http import CALLER, Caller, error_response
-from midstream.transports.native import NativeApi, position
-from midstream.transports.sse import Records, Rendering, serve_stream
+from midstream.transports.http import CALLER, Caller, error_response, unrouted
+from midstream.transports.native import NativeApi, in_openai_format, position
+from midstream.transports.openai_chat import chat_rendering
+from midstream.transports.sse import Records, Rendered, Rendering, serve_stream
 
 # What a generator of yours may yield: text, chunks with more than text, and, last, how it ended.
 Yielded = str | Chunk | Sequence[Chunk] | Finish
@@ -115,9 +116,9 @@ class Midstream:
     def resume(self, stream_id: str, *, owner: str, location: str | URL | None = None) -> Response:
         """An answer to a request that names its position as PROTOCOL.md says: `?cursor=`, `Last-Event-ID`, `?from=`.
 
-        `location` as for `response`.
+        With `?format=openai` it gives chat chunks.  `location` as for `response`.
         """
-        return _Following(self.streams, stream_id, owner, lambda scope: position(scope, stream_id), location)
+        return _Resuming(self.streams, stream_id, owner, lambda scope: position(scope, stream_id), location)
 
     async def ack(self, stream_id: str, *, owner: str, seq: int) -> None:
         """Let go of what is at or below `seq`.  Raises UnknownStream, CursorAhead."""
@@ -173,17 +174,29 @@ class _Following(Response):
             await send(message)
 
         async def serve() -> None:
-            at = self._at(scope)
-            await serve_stream(
-                scope, receive, send_dressed, self._streams, self._stream_id, self._owner, at, self._rendered
-            )
+            if scope["method"] == "HEAD":
+                raise HTTPException(405, headers={"Allow": "GET"})  # it would have to follow the stream to its end
+            rendered, at = self._rendered(scope), self._at(scope)
+            await serve_stream(scope, receive, send_dressed, self._streams, self._stream_id, self._owner, at, rendered)
 
         await _answering(scope, receive, send_dressed, serve())
         if self.background is not None:
             await self.background()
 
-    async def _rendered(self, _: Follow) -> Rendering:
-        return Records(self._location)
+    def _rendered(self, _: Scope) -> Rendered:
+        async def as_kept(_: Follow) -> Rendering:
+            return Records(self._location)
+
+        return as_kept
+
+
+class _Resuming(_Following):
+    """One whose request says in which format it is."""
+
+    def _rendered(self, scope: Scope) -> Rendered:
+        if in_openai_format(scope):
+            return chat_rendering(self._location, self._streams, self._owner)
+        return super()._rendered(scope)
 
 
 async def _answering(scope: Scope, receive: Receive, send: Send, serving: Any) -> None:
@@ -192,8 +205,8 @@ async def _answering(scope: Scope, receive: Receive, send: Send, serving: Any) -
         await serving
     except MidstreamError as error:
         await error_response(error)(scope, receive, send)
-    except HTTPException:
-        await error_response(NotFound("no such route"))(scope, receive, send)
+    except HTTPException as error:
+        await unrouted(error, error_response, "no such route")(scope, receive, send)
 
 
 async def _batches(tokens: AsyncGenerator[Yielded, None]) -> Producer:

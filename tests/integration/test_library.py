@@ -346,6 +346,34 @@ async def test_an_answer_of_the_apps_own_names_no_route_of_the_gateways(site: Si
     assert texts(await soon(resumed.read())) == WORDS[2:]
 
 
+async def test_an_answer_of_the_apps_own_comes_as_chunks_where_that_is_asked(site: Site) -> None:
+    """The same that the mounted route gives; the place that is told goes on in the same format."""
+    site.places = True
+    site.teller.tell_all()
+    stream_id, _ = await site.ask()
+    await until(lambda: not site.streams.streams.writers)
+    mounted = await site.open("GET", f"/midstream/v1/stream/{stream_id}?format=openai&from=start")
+    answer = await site.open("GET", f"/ask/{stream_id}?format=openai&from=start")
+    assert answer.headers["Location"] == f"{site.address}/ask/{stream_id}?format=openai"
+    body = await soon(answer.read())
+    assert body == await soon(mounted.read())
+    assert body.endswith(b"data: [DONE]\n\n")
+    again = await site.open("GET", f"{answer.headers['Location'].removeprefix(site.address)}&from=start")
+    assert await soon(again.read()) == body
+    wrong = await site.open("GET", f"/ask/{stream_id}?format=xml&from=start")
+    assert (wrong.status, (await wrong.json())["error"]) == (400, "bad_request")
+
+
+async def test_a_head_does_not_follow_the_stream(site: Site) -> None:
+    """Starlette gives each GET route a HEAD."""
+    stream_id, answer = await site.ask()
+    for path, methods in ((f"/ask/{stream_id}", "GET"), (f"/midstream/v1/stream/{stream_id}", "DELETE, GET")):
+        head = await site.open("HEAD", f"{path}?from=start")
+        assert (head.status, head.headers["Allow"]) == (405, methods)
+    site.teller.tell_all()
+    await soon(answer.read())
+
+
 async def test_an_answer_is_a_response_like_any_other(site: Site) -> None:
     """FastAPI makes JSON of whatever is none; what is set on it is sent, and its background runs once it is over."""
     assert isinstance(site.streams.response("x", owner="ada"), Response)

@@ -10,10 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from midstream.errors import BadRequest, MethodNotAllowed, MidstreamError, NotFound, Unauthorized
+from midstream.errors import BadRequest, MidstreamError, NotFound, Unauthorized
 from midstream.server.auth import OPEN_OWNER, Gate, Keys
 from midstream.transports.connect import REFUSED
-from midstream.transports.http import CALLER, DIRECT, Caller, error_response, header
+from midstream.transports.http import CALLER, DIRECT, Caller, error_response, header, unrouted
 from midstream.transports.openai_errors import speaks, vendor_response
 from midstream.transports.websocket import WHOSE
 from midstream.transports.workers import PREFIXES, refusal
@@ -116,12 +116,7 @@ class Guard:
             self._refused[error.code] = self._refused.get(error.code, 0) + 1
             return respond(error)
         if isinstance(error, HTTPException):
-            if error.status_code == 405:
-                allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-                response = respond(MethodNotAllowed(f"this route takes {allow}"))
-                response.headers["allow"] = allow
-                return response
-            return respond(NotFound("no such route; see /openapi.json"))
+            return unrouted(error, respond, "no such route; see /openapi.json")
         _log.error("a request failed", exc_info=error)
         return respond(MidstreamError("an internal error; the log has the cause"))
 

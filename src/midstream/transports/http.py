@@ -7,10 +7,20 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 import orjson
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from midstream.errors import BadRequest, Busy, MidstreamError, ProducerFailed, TooLarge, UnsupportedMediaType
+from midstream.errors import (
+    BadRequest,
+    Busy,
+    MethodNotAllowed,
+    MidstreamError,
+    NotFound,
+    ProducerFailed,
+    TooLarge,
+    UnsupportedMediaType,
+)
 from midstream.wire import BARE_ERRORS, HTTP_STATUS, POSITION_ERRORS
 
 # Keys of a scope: who asks, and the server's own `send`, which a wrapper that only looks at the first message of an
@@ -143,6 +153,16 @@ def error_response(error: MidstreamError) -> Response:
         return json_response({"error": error.failure, "detail": error.detail}, 502)
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, Busy) else None
     return json_response(error_body(error), HTTP_STATUS.get(error.code, 500), headers)
+
+
+def unrouted(error: HTTPException, respond: Callable[[MidstreamError], Response], missing: str) -> Response:
+    """The answer where the router has no route, or none for the method: a 405 names those there are."""
+    if error.status_code != 405:
+        return respond(NotFound(missing))
+    allow = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+    response = respond(MethodNotAllowed(f"this route takes {allow}"))
+    response.headers["allow"] = allow
+    return response
 
 
 def error_body(error: MidstreamError) -> dict[str, Any]:

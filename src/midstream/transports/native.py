@@ -100,7 +100,8 @@ class NativeApi:
             await json_response({"stream_id": stream_id, "deleted": True})(scope, receive, send)
             return
         owner = caller(scope).owner
-        rendered = chat_rendering(scope, self.streams, owner) if in_openai_format(scope) else None
+        resumed_at = location(scope, stream_id)
+        rendered = chat_rendering(resumed_at, self.streams, owner) if in_openai_format(scope) else None
         at = position(scope, stream_id)
         await serve_stream(scope, receive, send, self.streams, stream_id, owner, at, rendered)
 

@@ -68,7 +68,7 @@ class ChatApi:
         if (failed := await failed_at_once(self.streams, stream_id, owner)) is not None:
             await failure_response(failed, keyed=keyed)(scope, receive, send)
             return
-        rendered = chat_rendering(scope, self.streams, owner)
+        rendered = chat_rendering(location(scope, stream_id), self.streams, owner)
         await serve_stream(scope, receive, send, self.streams, stream_id, owner, Cursor(stream_id, 0), rendered)
 
     async def models(self, request: Request) -> Response:
@@ -97,22 +97,22 @@ async def _whole(scope: Scope, answer: Answer, *, keyed: bool) -> Response:
     if not answer.fold.complete:
         longer = "the answer is longer than what is kept of a stream; stream it, or raise --max-stream-bytes"
         raise ProducerFailed("upstream_too_large", longer)
-    headers = {H_STREAM_ID: state.meta.stream_id, "location": openai_location(scope, state.meta.stream_id)}
+    headers = {H_STREAM_ID: state.meta.stream_id, "location": chunks_at(location(scope, state.meta.stream_id))}
     extras = Extras()
     async for frames in in_steps(answer.frames, _STEP):
         extras.add(frames)
     return json_response(completion(Style(state.meta), answer.fold, extras), headers=headers)
 
 
-def openai_location(scope: Scope, stream_id: str) -> str:
-    """Where a stream is resumed in this format."""
-    return f"{location(scope, stream_id)}?{Q_FORMAT}={FORMAT_OPENAI}"
+def chunks_at(url: str) -> str:
+    """Where a stream is resumed in this format, of where it is resumed."""
+    return f"{url}{'&' if '?' in url else '?'}{Q_FORMAT}={FORMAT_OPENAI}"
 
 
 class ChatRendering:
     """A stream as chat chunks (see `codec.chat`)."""
 
-    def __init__(self, location: str, events: ChatEvents) -> None:
+    def __init__(self, location: str | None, events: ChatEvents) -> None:
         self.location = location
         self._events = events
 
@@ -124,12 +124,17 @@ class ChatRendering:
 
     def interrupted(self, error: MidstreamError | None) -> bytes:
         # A clean end would be taken for that of the answer.
-        left = error or Interrupted(f"this connection was interrupted; the answer goes on: resume at {self.location}")
+        where = f" at {self.location}" if self.location is not None else ""
+        left = error or Interrupted(f"this connection was interrupted; the answer goes on: resume{where}")
         return self._events.error(error_object(left))
 
 
-def chat_rendering(scope: Scope, streams: Streams, owner: str) -> Callable[[Follow], Awaitable[Rendering]]:
-    """Makes the rendering of what a reader of the owner's is to be given."""
+def chat_rendering(resumed_at: str | None, streams: Streams, owner: str) -> Callable[[Follow], Awaitable[Rendering]]:
+    """Makes the rendering of what a reader of the owner's is to be given.
+
+    `resumed_at` is where its stream is resumed, in whatever format; None where nobody has said.
+    """
+    at = chunks_at(resumed_at) if resumed_at is not None else None
 
     async def rendered(follow: Follow) -> Rendering:
         stream_id = follow.stream_id
@@ -141,6 +146,6 @@ def chat_rendering(scope: Scope, streams: Streams, owner: str) -> Callable[[Foll
             begun |= dropped.choices.keys() if dropped.complete else set(range(style.choices))
             async for some in in_steps(before, _STEP):
                 begun |= choices_in(some)
-        return ChatRendering(openai_location(scope, stream_id), ChatEvents(style, begun))
+        return ChatRendering(at, ChatEvents(style, begun))
 
     return rendered
