@@ -15,10 +15,16 @@ from hypothesis import settings
 # Programs that came as packages, such as two of the proxies, stand beside the interpreter.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
+_HERE = Path(__file__).parent
+
 # The contract suites, and what tests share, assert on behalf of the tests that use them.
 pytest.register_assert_rewrite(
     "midstream.testing",
-    *(f"tests.{file.stem}" for file in Path(__file__).parent.glob("*.py") if file.stem != "conftest"),
+    *(
+        ".".join(("tests", *file.relative_to(_HERE).with_suffix("").parts))
+        for file in (*_HERE.glob("*.py"), *_HERE.glob("*/*.py"))
+        if file.stem != "conftest" and not file.stem.startswith("test_")
+    ),
 )
 
 settings.register_profile("ci", derandomize=True, max_examples=100, deadline=None, database=None)

@@ -311,6 +311,7 @@ def test_upstream_that_is_not_there_is_named_and_asked_again_when_its_user_says(
             page.click("Start again")
         assert page.posts() == 2
         expect(page.reader().locator(".state")).to_have_text("Upstream unreachable")
+        page.leave()
         page.complained_of("502")
 
 
@@ -344,8 +345,9 @@ def test_page_outlives_a_killed_gateway(open_page: Open, upstream: Upstream, tmp
         expect(page.reader()).to_have_attribute("data-code", "writer_lost")
         assert page.text() == "".join(FIRST)
         assert page.posts() == 1
+        page.leave()
+        page.complained_of("ERR_")
     gate.open()
-    page.complained_of("ERR_")
 
 
 def test_key_is_asked_for_once_the_gateway_wants_one(open_page: Open, upstream: Upstream, tmp_path: Path) -> None:
@@ -366,6 +368,7 @@ def test_key_is_asked_for_once_the_gateway_wants_one(open_page: Open, upstream: 
         page.page.reload()
         page.is_in("done")
         assert [request.url for request in page.requests if "horse" in request.url] == []
+        page.leave()
         page.complained_of("401")
 
 
@@ -445,6 +448,7 @@ def test_simulation_says_that_it_is_one(open_page: Open) -> None:
         page.click("Stop")
         page.is_in("cancelled")
         assert page.text() == page.get("snapshot")["text"]
+        page.leave()
 
 
 def test_page_is_served_under_a_strict_policy_and_loads_from_its_gateway_alone(open_page: Open) -> None:

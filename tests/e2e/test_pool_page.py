@@ -181,6 +181,7 @@ def test_a_gateway_without_a_pool_says_how_to_have_one(open_page: Open) -> None:
         page = open_page(process.address)
         page.says("No pool")
         expect(page.page.get_by_text("midstream serve --pool")).to_be_visible()
+        page.leave()
         page.complained_of("404")
 
 
@@ -283,6 +284,7 @@ def test_an_admins_key_is_asked_for_and_no_other_shows_anything(open_page: Open,
         running.process.reload()
         page.says("Key needed")  # what was shown to the key that is gone is shown no more
         expect(page.page.locator("#pool")).to_be_hidden()
+        page.leave()
         page.complained_of("401", "403")
 
 
