@@ -12,9 +12,9 @@ import pytest
 
 from midstream.codec.openai import Route
 from midstream.errors import ProducerFailed, UnknownModel
-from midstream.producers.intake import UpstreamLimits
 from midstream.producers.openai import OpenAIUpstream, Upstreams
 from midstream.producers.scripted import Scripted
+from midstream.producers.upstream import UpstreamLimits
 from midstream.records import Chunk, Finish
 from midstream.testing.patience import until
 from midstream.testing.upstream import (

@@ -14,7 +14,7 @@ import pytest_asyncio
 from starlette.middleware.gzip import GZipMiddleware
 
 from midstream.cli.model import Model
-from midstream.producers.sources import continuation
+from midstream.producers.continuation import continuation
 from midstream.records import Chunk
 from midstream.testing.patience import soon
 from midstream.testing.puppet import Puppets

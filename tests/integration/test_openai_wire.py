@@ -18,7 +18,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from midstream.codec.chat import ChatEvents, Style
 from midstream.codec.sse import Decoder, Event
 from midstream.errors import CursorExpired, ProducerFailed, StoreUnavailable
-from midstream.producers.sources import Continuation
+from midstream.producers.continuation import Continuation
 from midstream.records import Chunk, StreamMeta
 from midstream.testing import grpc_dial, ws_dial
 from midstream.testing.patience import soon, until

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from midstream.codec.openai import Route
 from midstream.codec.pieces import TEXT
@@ -40,6 +40,21 @@ _NOT_WITH = (
     "suffix",
     "best_of",
 )
+
+
+class Continuation(NamedTuple):
+    """How the models that a pattern matches are continued."""
+
+    pattern: str
+    mode: Mode
+
+
+def continuation(spec: str) -> Continuation:
+    """Read one `[PATTERN=]MODE`.  Raises ValueError."""
+    pattern, _, mode = spec.rpartition("=")
+    if mode not in MODES:
+        raise ValueError(f"write [PATTERN=]MODE, the mode being one of {', '.join(MODES)}")
+    return Continuation(pattern or "*", mode)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -13,6 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from midstream.errors import ProducerFailed
 from midstream.producers.body import Body
+from midstream.producers.upstream import UpstreamLimits
 
 # Once every choice has finished, usage and [DONE] come at once or not at all.
 _AFTER_FINISH: Final = 5.0
@@ -20,22 +20,6 @@ _AFTER_FINISH: Final = 5.0
 _HELD: Final = 0.25
 # So little compressed data at a time that what it inflates to, a thousandfold at most, does not hold up the loop.
 _COMPRESSED_READ: Final = 4 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamLimits:
-    """How long an upstream may take, in seconds.
-
-    connect      name look-up, TCP and TLS
-    first_token  from the request to the first chunk; comments do not count
-    idle         between bytes of the body, comments among them
-    total        the whole answer
-    """
-
-    connect: float = 5.0
-    first_token: float = 300.0
-    idle: float = 120.0
-    total: float = 1800.0
 
 
 class Intake:

@@ -27,8 +27,8 @@ from midstream.codec.upstream_errors import error_in, malformed, upstream_error
 from midstream.errors import ProducerFailed, UnknownModel
 from midstream.producers.body import Body, Inflate
 from midstream.producers.connections import Connections
-from midstream.producers.intake import Intake, UpstreamLimits, overdue
-from midstream.producers.upstream import Upstream
+from midstream.producers.intake import Intake, overdue
+from midstream.producers.upstream import Upstream, UpstreamLimits
 from midstream.records import Producer
 
 _log = logging.getLogger("midstream")

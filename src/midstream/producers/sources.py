@@ -1,19 +1,17 @@
-"""Upstreams as the operator writes them: `[PATTERN=]URL`, in the order in which they are asked for a model, and
-`[PATTERN=]MODE`, how the answers of a model are continued when a connection or a writer is lost."""
+"""Upstreams as the operator writes them, `[PATTERN=]URL`, in the order in which they are asked for a model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from midstream.errors import UnknownModel
-from midstream.producers.continuation import MODES, Continued, Mode
-from midstream.producers.intake import UpstreamLimits
+from midstream.producers.continuation import Continuation, Continued, Mode
 from midstream.producers.openai import OpenAIUpstream, Upstreams
 from midstream.producers.scripted import Scripted
-from midstream.producers.upstream import Direct, Upstream
+from midstream.producers.upstream import Direct, Upstream, UpstreamLimits
 
 if TYPE_CHECKING:  # its database library takes a while to load, and most gateways have no pool
     from midstream.producers.pool import PoolSource
@@ -35,21 +33,6 @@ def _upstream(spec: str, key: str | None, limits: UpstreamLimits) -> Upstream:
     if url.lower() == "scripted:":
         return Scripted(pattern)
     return OpenAIUpstream(url, pattern, key, limits)
-
-
-class Continuation(NamedTuple):
-    """How the models that a pattern matches are continued."""
-
-    pattern: str
-    mode: Mode
-
-
-def continuation(spec: str) -> Continuation:
-    """Read one `[PATTERN=]MODE`.  Raises ValueError."""
-    pattern, _, mode = spec.rpartition("=")
-    if mode not in MODES:
-        raise ValueError(f"write [PATTERN=]MODE, the mode being one of {', '.join(MODES)}")
-    return Continuation(pattern or "*", mode)
 
 
 class ModelSources:

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from midstream.codec.openai import Route
 from midstream.records import Fold, Producer
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamLimits:
+    """How long an upstream may take, in seconds.
+
+    connect      name look-up, TCP and TLS
+    first_token  from the request to the first chunk; comments do not count
+    idle         between bytes of the body, comments among them
+    total        the whole answer
+    """
+
+    connect: float = 5.0
+    first_token: float = 300.0
+    idle: float = 120.0
+    total: float = 1800.0
 
 
 class Direct(ABC):

@@ -14,9 +14,9 @@ from ipaddress import ip_address
 from typing import Any
 
 from midstream.admission import Limits
-from midstream.producers.intake import UpstreamLimits
-from midstream.producers.sources import Continuation
-from midstream.producers.sources import continuation as parse_continuation
+from midstream.producers.continuation import Continuation
+from midstream.producers.continuation import continuation as parse_continuation
+from midstream.producers.upstream import UpstreamLimits
 from midstream.rules import Bounds
 from midstream.wire import RETAIN_CAP
 

@@ -16,8 +16,8 @@ import orjson
 from yarl import URL
 
 from midstream.errors import ProducerFailed
-from midstream.producers.intake import UpstreamLimits
 from midstream.producers.openai import OpenAIUpstream
+from midstream.producers.upstream import UpstreamLimits
 from midstream.records import Producer
 from midstream.worker.asking import Task
 from midstream.worker.reasons import why_silent

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from midstream.codec.openai import Route
 from midstream.errors import ProducerFailed
-from midstream.producers.continuation import Continued, Stops, Written, can_continue, written_of
-from midstream.producers.sources import Continuation, continuation
+from midstream.producers.continuation import (
+    Continuation,
+    Continued,
+    Stops,
+    Written,
+    can_continue,
+    continuation,
+    written_of,
+)
 from midstream.producers.upstream import Direct
 from midstream.records import Choice, Chunk, Finish, Fold, Part, Producer
 
