@@ -199,6 +199,9 @@ class Wire:
         size = int(await soon(self._reader.readuntil(b"\r\n")), 16)
         return (await soon(self._reader.readexactly(size + 2)))[:-2]
 
+    def send_no_more(self) -> None:
+        self._writer.write_eof()
+
     def segments(self) -> int:
         """In how many pieces everything came so far, as Linux's `tcp_info` counts those with data."""
         told = self._writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)

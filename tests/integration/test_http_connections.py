@@ -180,6 +180,25 @@ async def test_head_without_a_body_comes_by_itself(here: Site) -> None:
         assert await answered(peer) == (200, b'{"status":"alive"}')
 
 
+async def test_head_is_sent_to_who_sends_no_more(here: Site) -> None:
+    """Half-closed behind its request, in one packet."""
+    async with wire(here.gateway) as peer:
+        peer.send(HEALTH.replace(b"GET", b"HEAD"))
+        peer.send_no_more()
+        assert (await peer.head())[0] == 200
+
+
+async def test_head_comes_before_what_another_protocol_writes(here: Site) -> None:
+    """A WebSocket that is asked for in the same packet."""
+    upgrade = (
+        b"GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    async with wire(here.gateway) as peer:
+        peer.send(HEALTH.replace(b"GET", b"HEAD") + upgrade)
+        assert [(await peer.head())[0] for _ in range(2)] == [200, 101]
+
+
 async def test_leave_to_send_a_body_comes_before_the_head(here: Site) -> None:
     """RFC 9110, section 10.1.1."""
     body = b'{"prompt":"a"}'

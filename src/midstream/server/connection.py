@@ -89,6 +89,8 @@ class _Cycle(RequestResponseCycle):
         elif not self.response_started:
             self.transport.hold()
         await super().send(message)
+        if self.response_complete:
+            self.transport.flush()  # where there is no body; another protocol may be the next to write
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -123,6 +125,9 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._gone is not None:
             self._gone()
+
+    def eof_received(self) -> None:
+        self._outgoing.flush()  # the transport closes now
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
