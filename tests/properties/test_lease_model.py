@@ -35,11 +35,12 @@ class Run:
     expires: float
     due: float
     said: list[tuple[str, str]] = field(default_factory=list)
-    state: str = "held"  # or "over", or "faulted", which is over too
+    ended: Ended | None = None
+    lost: bool = False  # given back, or run out
     cancelled: bool = False
 
     def live(self, now: float) -> bool:
-        return self.state == "held" and now < self.expires
+        return self.ended is None and now < self.expires
 
     @property
     def bytes(self) -> int:
@@ -62,7 +63,7 @@ class Model:
 
     def grant(self, generation: int, request: int) -> bool:
         run = self.runs.get(generation)
-        if request in self.flagged or (run is not None and run.state != "held"):
+        if request in self.flagged or (run is not None and run.ended is not None):
             return False
         if run is None or not run.live(self.now):
             self.runs[generation] = Run(request, self.now + TERMS.term, self.now + TERMS.third)
@@ -106,31 +107,28 @@ class Model:
 
     def flag(self, request: int) -> dict[int, int | None]:
         self.flagged.add(request)
-        live = {name: run for name, run in self.runs.items() if run.request == request and run.live(self.now)}
-        for run in live.values():
-            run.cancelled = True
-        return {
-            name: run.chars if run.cancelled else None
-            for name, run in self.runs.items()
-            if name in live or (run.request, run.state) == (request, "faulted")
-        }
+        mine = {name: run for name, run in self.runs.items() if run.request == request}
+        for run in mine.values():
+            run.cancelled = run.cancelled or run.live(self.now)
+        return {name: run.chars if run.cancelled else None for name, run in mine.items() if run.cancelled or run.lost}
 
     def end(self, generation: int, marker: bool) -> Ended:
         run = self.runs.get(generation)
-        if run is None or run.state != "held":
+        if run is None:
             return Ended.NONE
-        lived, run.state = run.live(self.now), "faulted" if marker else "over"
-        if marker:
-            self._append(run.request, (generation, 0, "", ""))
-        return Ended.NONE if not lived else Ended.CANCELLED if run.cancelled else Ended.LIVE
+        if run.ended is None:
+            run.ended = Ended.CANCELLED if run.cancelled else Ended.LIVE if run.live(self.now) else Ended.NONE
+            run.lost = marker
+            if marker:
+                self._append(run.request, (generation, 0, "", ""))
+        return run.ended
 
     def lost(self, generation: int) -> bool:
         run = self.runs.get(generation)
         if run is not None and run.live(self.now):
             return False
-        if run is not None and run.state == "held":
+        if run is not None and run.ended is None:
             self.end(generation, marker=True)
-            run.state = "over"
         return True
 
 

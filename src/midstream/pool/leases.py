@@ -59,11 +59,11 @@ class LeaseView:
 
 
 class Ended(IntEnum):
-    """What kind of lease `Leases.end` has ended."""
+    """What a lease was when it was removed."""
 
-    NONE = 0  # there was no live one
+    NONE = 0  # it had run out, or there was none
     LIVE = 1
-    CANCELLED = 2  # a live one that had been flagged
+    CANCELLED = 2  # it had been flagged
 
 
 class Leases(Protocol):
@@ -108,14 +108,15 @@ class Leases(Protocol):
         """Cancel a request: from now on its posts are told so, and grants for it refused.
 
         Returns, for each live lease, how many characters it has posted (content and reasoning), those of the same
-        instant: nothing is posted in between.  Doing it again returns the same, also when a fault has ended the lease
-        since.  None where the fault came before the first flag: it is to be taken down as one, since who flags may be
-        quicker at the database.
+        instant: nothing is posted in between.  Doing it again returns the same, whatever has become of the lease since.
+        None where a lease was given back, or found run out, before the first flag: that is to be taken down as a fault,
+        since who flags may be quicker at the database.
         """
         ...
 
     async def end(self, generation: str, *, marker: bool) -> Ended:
-        """Remove a lease, for a submit (no marker) or a fault (with an `ended` entry).
+        """Remove a lease, for a submit (no marker) or a fault (with an `ended` entry).  Where it has been removed, what
+        it was then is told again.
 
         An expired one that still stands is removed as well, with the marker where one is wanted.
         """

@@ -33,14 +33,14 @@ class _Held:
 class _Asked:
     """A request: its leases, the generations that are over, and its entries.  `touched` is the last change."""
 
-    __slots__ = ("appended", "entries", "faulted", "flagged", "leases", "over", "position", "touched")
+    __slots__ = ("appended", "entries", "flagged", "leases", "over", "position", "posted", "touched")
 
     def __init__(self, kept: int) -> None:
         self.flagged = False
         self.leases: dict[str, _Held] = {}
-        self.over: set[str] = set()
-        # Those of them that their workers have given back: what `flag` tells of them.
-        self.faulted: dict[str, int | None] = {}
+        # What they were when they were removed, and what `flag` tells of them.
+        self.over: dict[str, Ended] = {}
+        self.posted: dict[str, int | None] = {}
         self.entries: deque[tuple[int, Entry]] = deque(maxlen=kept)
         self.position = 0
         self.appended = self.touched = float("-inf")
@@ -120,33 +120,35 @@ class MemoryLeases:
         now = self._clock()
         asked = self._of(request, now)
         asked.flagged = True
-        live = {generation: held for generation, held in asked.leases.items() if now < held.expires_at}
-        for held in live.values():
-            held.cancelled = True
-        return asked.faulted | {generation: held.chars for generation, held in live.items()}
+        for held in asked.leases.values():
+            held.cancelled = held.cancelled or now < held.expires_at
+        return asked.posted | {name: held.chars for name, held in asked.leases.items() if held.cancelled}
 
     async def end(self, generation: str, *, marker: bool) -> Ended:
-        now = self._clock()
-        asked, live = self._find(generation, now)
-        if asked is not None and (held := asked.leases.get(generation)) is not None:
-            if marker:
-                asked.faulted[generation] = held.chars if held.cancelled else None
-            self._remove(asked, generation, marker=marker)
-        return Ended.NONE if live is None else Ended.CANCELLED if live.cancelled else Ended.LIVE
+        asked, live = self._find(generation, self._clock())
+        if asked is None:
+            return Ended.NONE
+        if generation in asked.leases:
+            self._remove(asked, generation, Ended.NONE if live is None else Ended.LIVE, marker=marker)
+        return asked.over.get(generation, Ended.NONE)
 
     async def lost(self, generation: str) -> bool:
-        now = self._clock()
-        asked, live = self._find(generation, now)
+        asked, live = self._find(generation, self._clock())
         if live is not None:
             return False
         if asked is not None and generation in asked.leases:
-            self._remove(asked, generation, marker=True)
+            self._remove(asked, generation, Ended.NONE, marker=True)
         return True
 
-    def _remove(self, asked: _Asked, generation: str, *, marker: bool) -> None:
-        lease = asked.leases.pop(generation).lease
-        asked.over.add(generation)
+    def _remove(self, asked: _Asked, generation: str, kind: Ended, *, marker: bool) -> None:
+        held = asked.leases.pop(generation)
+        lease = held.lease
+        asked.over[generation] = Ended.CANCELLED if held.cancelled else kind
         asked.touched = self._clock()
+        if held.cancelled:
+            asked.posted[generation] = held.chars
+        elif marker:
+            asked.posted[generation] = None
         if marker:
             self._append(lease, Entry(generation, 0, "", "", lease.worker, lease.model, ended=True))
 

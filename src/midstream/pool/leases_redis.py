@@ -6,7 +6,6 @@ Each verb is one script, in one atomic step by the server's clock; `leases_scrip
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -154,8 +153,7 @@ class RedisLeases:
         request = await self._request_of(generation)
         if request is None:
             return Ended.NONE
-        token = secrets.token_hex(8)
-        return Ended(await self._run(self._scripts.end, request, generation, token, int(marker)))
+        return Ended(await self._run(self._scripts.end, request, generation, int(marker)))
 
     async def lost(self, generation: str) -> bool:
         request = await self._request_of(generation)

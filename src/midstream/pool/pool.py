@@ -247,6 +247,8 @@ class Pool:
     async def fault(self, generation: str, owner: str, reason: str) -> None:
         """The worker gives the job back.  Raises InvalidJob, WrongCredentials, DuplicateGeneration."""
         found = await self.jobs.generation(generation)
+        if _holds(found, owner) and (await self.jobs.request(found.request)).status == "cancelled":
+            await self.cancel(found.request)  # it may have been at a gateway that knows no lease of ours
         ended = await self._release(found, owner, marker=True)
         if ended is Ended.CANCELLED:  # what its requester was shown until then is paid
             await self.cancel(found.request)
@@ -273,7 +275,7 @@ class Pool:
 
         Without its store the database decides alone: the lease runs out by itself, and posts change nothing more.
         """
-        if not generation.streams or generation.status != "leased" or generation.worker_owner != owner:
+        if not _holds(generation, owner):
             return Ended.NONE
         try:
             return await self.leases.end(generation.id, marker=marker)
@@ -375,3 +377,8 @@ class Pool:
             await self.refresh()
         if waiting := self.attending.requests():
             self.attending.compare(await self.jobs.standings(waiting))
+
+
+def _holds(generation: Generation, owner: str) -> bool:
+    """Whether it may have a lease, and that is this owner's."""
+    return generation.streams and generation.status == "leased" and generation.worker_owner == owner

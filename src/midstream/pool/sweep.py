@@ -35,7 +35,8 @@ class Sweep:
 
     async def sweep(self) -> None:
         """Once.  A step that fails does not keep the others from their turn."""
-        for step in (self._run_out, self._unsettled, self._expired, self._unwanted):
+        # What was cancelled before its lease ran out is paid, so that comes first.
+        for step in (self._unsettled, self._run_out, self._expired, self._unwanted):
             try:
                 await step()
             except (PoolError, MidstreamError) as error:

@@ -106,7 +106,7 @@ class LivingLaws:
         clock.advance(TERM + 1)
         assert all(await asyncio.gather(*(leases.lost(worker.generation) for _ in range(10))))
         assert await leases.lost(worker.generation)
-        assert not await leases.end(worker.generation, marker=True)
+        assert await leases.end(worker.generation, marker=True) is Ended.NONE
         marks = [entry.ended for entry in await posted(leases, worker.request)]
         assert marks == [False, True]
         with pytest.raises(NoLease):
@@ -120,8 +120,8 @@ class LivingLaws:
         """As by a submit.  Who finds it lost afterwards adds no marker."""
         worker = await Worker.begin(leases)
         await worker.say("a")
-        assert await leases.end(worker.generation, marker=False)
-        assert not await leases.end(worker.generation, marker=True)
+        for marker in (False, True):
+            assert await leases.end(worker.generation, marker=marker) is Ended.LIVE
         clock.advance(TERM + 1)
         assert await leases.lost(worker.generation)
         assert await texts(leases, worker.request) == ["a"]
@@ -132,8 +132,8 @@ class LivingLaws:
         """As by a fault: the entry names generation, worker and model, and holds no text."""
         worker = await Worker.begin(leases)
         await worker.say("a")
-        assert await leases.end(worker.generation, marker=True)
-        assert not await leases.end(worker.generation, marker=True)
+        for _ in range(2):
+            assert await leases.end(worker.generation, marker=True) is Ended.LIVE
         _, mark = await posted(leases, worker.request)
         assert (mark.generation, mark.seq, mark.content, mark.reasoning) == (worker.generation, 0, "", "")
         assert (mark.worker, mark.model, mark.ended) == (worker.lease.worker, worker.lease.model, True)
@@ -142,7 +142,8 @@ class LivingLaws:
         """A fault that comes too late: there was no live lease, but the relay is told once."""
         worker = await Worker.begin(leases)
         clock.advance(TERM + 1)
-        assert not await leases.end(worker.generation, marker=True)
+        for _ in range(2):
+            assert await leases.end(worker.generation, marker=True) is Ended.NONE
         assert await leases.lost(worker.generation)
         assert [entry.ended for entry in await posted(leases, worker.request)] == [True]
 
@@ -245,26 +246,37 @@ class FlagLaws:
         assert await leases.lost(expired.generation)
 
     async def test_flag_tells_of_faults_that_came_before_it(self, leases: Leases, clock: Clock) -> None:
-        """Also of a lease that had run out when its worker gave it back: the cancel may come to the database first."""
+        """Also of a lease that had run out by then: the cancel may come to the database first."""
         request = new_id()
-        live, expired = await Worker.begin(leases, request), await Worker.begin(leases, request)
-        await live.say("abc")
-        await expired.say("de")
+        live, late, silent = [await Worker.begin(leases, request) for _ in range(3)]
+        for worker in (live, late, silent):
+            await worker.say("abc")
         assert await leases.end(live.generation, marker=True) is Ended.LIVE
         clock.advance(TERM + 1)
-        assert await leases.end(expired.generation, marker=True) is Ended.NONE
+        assert await leases.end(late.generation, marker=True) is Ended.NONE
+        assert await leases.lost(silent.generation)
         for _ in range(2):
-            assert await leases.flag(request) == {live.generation: None, expired.generation: None}
+            told = await leases.flag(request)
+            assert told == {live.generation: None, late.generation: None, silent.generation: None}
         with pytest.raises(NoLease):
             await live.live()
 
-    async def test_flag_tells_the_same_after_a_fault_that_came_later(self, leases: Leases) -> None:
-        """The cancel was first: what was posted is paid, whoever of the two takes it down."""
+    @pytest.mark.parametrize("then", ["given back", "submitted", "run out", "run out and found so"])
+    async def test_flag_tells_the_same_whatever_becomes_of_the_lease(
+        self, leases: Leases, clock: Clock, then: str
+    ) -> None:
+        """The cancel was first: what was posted is paid, whoever takes it down."""
         worker = await Worker.begin(leases)
         await worker.say("abc")
         assert await leases.flag(worker.request) == {worker.generation: 3}
-        assert await leases.end(worker.generation, marker=True) is Ended.CANCELLED
+        if then.startswith("run out"):
+            clock.advance(TERM + 1)
+        if then.endswith("found so"):
+            assert await leases.lost(worker.generation)
         assert await leases.flag(worker.request) == {worker.generation: 3}
+        for _ in range(2):
+            assert await leases.end(worker.generation, marker=then != "submitted") is Ended.CANCELLED
+            assert await leases.flag(worker.request) == {worker.generation: 3}
 
     async def test_flag_counts_every_post_that_was_taken(self, leases: Leases) -> None:
         """None comes in between: what is answered 'not cancelled' has been counted."""

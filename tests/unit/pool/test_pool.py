@@ -22,6 +22,7 @@ from midstream.pool.errors import (
     WrongCredentials,
     WrongKey,
 )
+from midstream.pool.jobs import Jobs
 from midstream.pool.leases import Ended
 from midstream.pool.leases_memory import MemoryLeases
 from midstream.pool.shapes import Ask, Generation, Reply, Request
@@ -505,6 +506,78 @@ async def test_fault_that_comes_before_a_cancel_is_a_fault(here: House, monkeypa
     assert await here.balances() == (0, 0)
     assert here.pool.totals.generations == {"faulted": 1}
     assert await here.look() == []
+
+
+async def test_fault_that_is_repeated_while_a_cancel_is_half_done_is_paid_all_the_same(
+    here: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker had no answer to the first; the database still calls the request one that waits."""
+    request, generation = await leased(here)
+    await here.post(generation, ["x" * 100])
+    cancelled, go_on = here.jobs.cancel, asyncio.Event()
+
+    async def slow(id: str) -> list[Generation]:
+        await go_on.wait()
+        return await cancelled(id)
+
+    monkeypatch.setattr(here.jobs, "cancel", slow)
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(here.pool.cancel(request.id))]
+    for _ in range(2):
+        await asyncio.wait(tasks, timeout=0.05)
+        tasks.append(asyncio.create_task(here.pool.fault(generation.id, "bob", "generation_error")))
+    await asyncio.wait(tasks, timeout=0.05)
+    go_on.set()
+    await asyncio.gather(*tasks)
+    assert [one.status for one in await here.jobs.generations(request.id)] == ["cancelled"]
+    assert await here.balances() == (-25, 25)
+    assert here.pool.totals.generations == {"cancelled": 1}
+
+
+async def test_cancel_at_a_gateway_that_knows_no_lease_of_ours_came_before_the_fault(
+    here: House, tmp_path: Path
+) -> None:
+    """Gateways with leases in their memory, on one database."""
+    request, generation = await leased(here)
+    await here.post(generation, ["x" * 100])
+    elsewhere = Jobs(f"sqlite:///{tmp_path / 'pool.db'}", here.clock, "there")
+    await elsewhere.open()
+    await elsewhere.cancel(request.id)
+    await elsewhere.close()
+    await here.pool.fault(generation.id, "bob", "generation_error")
+    assert [one.status for one in await here.jobs.generations(request.id)] == ["cancelled"]
+    assert await here.balances() == (-25, 25)
+
+
+async def test_lease_that_was_found_lost_is_a_fault_though_a_cancel_comes_to_the_database_first(
+    here: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database was away when the sweep found it."""
+    request, generation = await leased(here)
+    await here.post(generation, ["x" * 100])
+    here.clock.advance(TERM + TERM / 3 + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(here.jobs, "fault", away)
+        await here.sweep()
+    await here.pool.cancel(request.id)
+    assert [one.status for one in await here.jobs.generations(request.id)] == ["faulted"]
+    assert await here.balances() == (0, 0)
+    assert here.pool.totals.generations == {"faulted": 1}
+
+
+@pytest.mark.parametrize("who", ["the sweep", "its worker, too late"])
+async def test_lease_that_ran_out_after_the_cancel_is_paid(here: House, who: str) -> None:
+    """The process that cancelled it stopped between its two stores, and nobody came by for a while."""
+    request, generation = await leased(here)
+    await here.post(generation, ["x" * 100])
+    await here.leases.flag(request.id)
+    await here.jobs.cancel(request.id)
+    here.clock.advance(TERM + TERM / 3 + 1)
+    if who == "the sweep":
+        await here.sweep()
+    else:
+        await here.pool.fault(generation.id, "bob", "generation_error")
+    assert [one.status for one in await here.jobs.generations(request.id)] == ["cancelled"]
+    assert await here.balances() == (-25, 25)
 
 
 async def test_fault_that_races_a_cancel_is_paid_the_floor_where_its_lease_is_forgotten(

@@ -1,5 +1,5 @@
 -- Cancel a request: flag it and its live leases.  The answer is each one's generation and the characters it posted, and
--- the same of generations whose leases a fault has ended since they were flagged; -1 where it came before.
+-- what is kept of those that are over.
 redis.call('HSET', REQUEST, 'flagged', 1)
 redis.call('PEXPIRE', REQUEST, LINGER)
 
@@ -12,7 +12,7 @@ for at = 1, #told, 2 do
       lease.cancelled = true
       write(told[at], lease)
     end
-    local chars = live(lease) and lease.chars or lease.faulted
+    local chars = lease.posted or (lease.cancelled and lease.chars)
     if chars then
       table.insert(posted, told[at])
       table.insert(posted, chars)

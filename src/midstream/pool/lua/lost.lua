@@ -4,6 +4,6 @@ if live(lease) then
   return 0
 end
 if lease and not lease.over then
-  finish(lease, { over = '' }, true)
+  finish(lease, ENDED_NONE, true)
 end
 return 1

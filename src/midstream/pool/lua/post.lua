@@ -37,7 +37,7 @@ end
 if seq ~= lease.seq + 1 then
   -- A server that was restarted or replaced since the last batch, and lacks some: what follows would leave a hole.
   if seq > lease.seq and run ~= lease.run then
-    finish(lease, { over = '' }, false)
+    finish(lease, ENDED_NONE, false)
     return { NO_LEASE, 0 }
   end
   return { SEQUENCE, lease.seq + 1 }

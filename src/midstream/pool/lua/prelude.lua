@@ -36,10 +36,17 @@ local function append(lease, seq, content, reasoning, ...)
   redis.call('PEXPIRE', PROGRESS, RETAIN)
 end
 
--- `over` is what is kept of it.
-local function finish(lease, over, marker)
+-- What is kept: what the lease was (see Ended), and what a flag tells of it, -1 for a fault.
+local function finish(lease, kind, marker)
+  local posted
+  if lease.cancelled then
+    kind, posted = ENDED_CANCELLED, lease.chars
+  elseif marker then
+    posted = -1
+  end
   if marker then
     append(lease, 0, '', '', 'ended', 1)
   end
-  write(generation, over)
+  write(generation, { over = kind, posted = posted })
+  return kind
 end
