@@ -37,6 +37,11 @@ def _sockets(port: int, peer: int) -> set[str]:
     return found
 
 
+def listeners(port: int) -> set[str]:
+    """The sockets that listen on the port, whoever has them."""
+    return _sockets(port, 0)
+
+
 def holder(pids: set[int], port: int, peer: int) -> int | None:
     """Which of the processes has accepted the connection from `peer` to `port` (0: listens there); None: nobody yet."""
     wanted = _sockets(port, peer)

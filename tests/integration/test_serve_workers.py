@@ -22,7 +22,7 @@ from midstream.cli.supervisor import pause_after
 from midstream.cursor import Cursor
 from midstream.testing.patience import soon, until
 from tests.gateways import Wire
-from tests.processes import children, holder, wire_to
+from tests.processes import children, holder, listeners, wire_to
 from tests.replicas import Fleet, Replica, Visit, event_of, fleet
 from tests.valkeys import free_port, shared, valkey
 
@@ -136,8 +136,11 @@ async def test_killed_worker_is_replaced_and_its_streams_are_ended_by_the_other(
         await running.replica.settled(LEASE)
         readers = [await running.reader(two, stream_id) for stream_id in (lost, kept)]
         await running.gateways.read(running.replica, lost, upto=5)
+        listening = listeners(running.port)
         os.kill(one, signal.SIGKILL)
-        await until(lambda: not running.alive(one), "the process to be gone")
+        # A process is gone before its sockets are: until then the kernel gives them connections, and resets these.
+        await until(lambda: not listening <= listeners(running.port), "its socket to be gone")
+        assert not running.alive(one)
         async with running.gateways.session.get(f"{running.replica.url}/readyz") as response:
             assert response.status == 200  # nothing that comes now is given to the dead one
         ended, whole = await asyncio.gather(*readers)
@@ -147,7 +150,7 @@ async def test_killed_worker_is_replaced_and_its_streams_are_ended_by_the_other(
         (new,) = running.pids - {two}
         await until(lambda: running.listens(new), "the other process to serve")
         assert (await running.read(new, kept)).frames == whole.frames
-        assert b"ended with -9" in running.replica.log
+        await until(lambda: b"ended with -9" in running.replica.log, "what became of it to be said")
 
 
 async def test_sigterm_drains_every_worker() -> None:
@@ -191,7 +194,7 @@ async def test_worker_that_is_told_to_go_is_replaced_too() -> None:
         os.kill(one, signal.SIGTERM)
         await until(lambda: len(running.pids) == 2 and one not in running.pids, "another process")
         assert two in running.pids
-        assert b"ended with 0" in running.replica.log
+        await until(lambda: b"ended with 0" in running.replica.log, "what became of it to be said")
 
 
 async def test_workers_leave_when_nobody_looks_after_them() -> None:
