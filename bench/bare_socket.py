@@ -93,7 +93,9 @@ class Bare:
         return {}
 
 
-class _Server(uvicorn.Server):
+class PortServer(uvicorn.Server):
+    """Prints its port once it listens."""
+
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         print(self.servers[0].sockets[0].getsockname()[1], flush=True)
@@ -112,7 +114,7 @@ async def _run() -> None:
         timeout_graceful_shutdown=1,
     )
     with bound("127.0.0.1", 0) as listener:
-        await _Server(config).serve([listener])
+        await PortServer(config).serve([listener])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from bench.figures import Budget, Figure
 from bench.machine import cpu_seconds, pss_kb
 from bench.programs import Load, load
-from bench.servers import Server, bare_socket, floor, gateway, upstream
+from bench.servers import Server, bare_http, bare_socket, floor, gateway, upstream
 
 # A pair in which server or client was kept off its core for a larger share of the time than this is run again.
 _CALM = 0.03
@@ -242,8 +242,13 @@ def starts(plan: Plan) -> list[Figure]:
         "frame": Figure(title, "first record of the slowest, median burst", "ms"),
         "worst": Figure(title, "first byte, worst of all", "ms"),
     }
+    # What of it is the server's, which differs less between machines than the floor's share.
+    bare = Figure(title, "first byte of the slowest, beside a bare uvicorn app", "ms", beside="bare")
     with upstream() as up:
-        return compared(plan, figures, measure, ours=lambda: gateway(upstream=up))
+        against_floor = compared(plan, figures, measure, ours=lambda: gateway(upstream=up))
+        return against_floor + compared(
+            plan, {"byte": bare}, measure, ours=lambda: gateway(upstream=up), theirs=bare_http
+        )
 
 
 def added_delay(plan: Plan) -> list[Figure]:

@@ -112,6 +112,12 @@ def bare_socket() -> Iterator[Server]:
 
 
 @contextmanager
+def bare_http() -> Iterator[Server]:
+    with _running("bare", [sys.executable, "-m", "bench.bare_http"], cores().server) as server:
+        yield server
+
+
+@contextmanager
 def gateway(
     journal: str = "memory:",
     upstream: Server | None = None,
