@@ -1,7 +1,7 @@
 """A bare stream on uvicorn: what a start costs anybody who answers with events, and has nothing else to do.
 
-The same server as the gateway's, its own protocol class, one application: a body is read, an id is made, and the head
-and a first event go out.  No router, no keys, no journal, nothing that the stream could be resumed from.
+The gateway's server with the protocol class it comes with, and one application: a body is read, an id is made, and the
+head and a first event go out.  No router, no keys, no journal, nothing that the stream could be resumed from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from bench.bare_socket import PortServer
-from midstream.server.serving import bound
+from midstream.server.serving import bound, doubled
 from midstream.transports.sse import stream_headers
 
 # As long as the benchmark's upstream takes to say its first word.
@@ -41,8 +41,8 @@ async def _answer(_: Scope, receive: Receive, send: Send) -> None:
 
 async def _run() -> None:
     config = uvicorn.Config(_answer, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1)
-    with bound("127.0.0.1", 0) as listener:
-        await PortServer(config).serve([listener])
+    with bound("127.0.0.1", 0) as listener, doubled(listener) as sockets:
+        await PortServer(config).serve(sockets)
 
 
 if __name__ == "__main__":

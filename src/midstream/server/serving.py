@@ -156,13 +156,19 @@ async def serve(
         try:
             server = Server(gateway, on_started, calls=calls)
             attend(server)
-            with contextlib.ExitStack() as more:
-                others = [more.enter_context(listener.dup()) for _ in range(_AT_ONCE - 1)]
-                await server.serve([listener, *others])
+            with doubled(listener) as sockets:
+                await server.serve(sockets)
         finally:
             await gateway.stop()
             if calls is not None:
                 await calls.stop(_LAST_WORDS)
+
+
+@contextlib.contextmanager
+def doubled(listener: socket.socket) -> Iterator[list[socket.socket]]:
+    """The socket several times, for a loop that accepts one connection from each in a turn."""
+    with contextlib.ExitStack() as more:
+        yield [listener, *(more.enter_context(listener.dup()) for _ in range(_AT_ONCE - 1))]
 
 
 def bound_calls(gateway: Gateway, *, shared: bool = False) -> GrpcServer:
