@@ -248,7 +248,7 @@ class Pool:
         """The worker gives the job back.  Raises InvalidJob, WrongCredentials, DuplicateGeneration."""
         found = await self.jobs.generation(generation)
         if _holds(found, owner) and (await self.jobs.request(found.request)).status == "cancelled":
-            await self.cancel(found.request)  # it may have been at a gateway that knows no lease of ours
+            await self.leases.flag(found.request)  # it may have been at a gateway that knows no lease of ours
         ended = await self._release(found, owner, marker=True)
         if ended is Ended.CANCELLED:  # what its requester was shown until then is paid
             await self.cancel(found.request)
